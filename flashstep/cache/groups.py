@@ -1,0 +1,66 @@
+"""The cache groups: what the model keeps for each token, in bytes, derived from the configuration alone (torch-free).
+
+window       one record a layer and token, only the last ``sliding_window`` positions are ever read; paged
+compressed   one record a KV source and entry (an entry spans ``ratio`` tokens); paged, global
+index keys   one record a KV source and entry; paged, global
+tail         the fp32 (value, score) rows of the open ratio-2 group, a ring keyed by position; one per slot and source
+lookback     the token ids an Engram hash looks back on; they live in the runner's token history and need no memory here
+
+Sizes: spec/model.md 10. "global" groups share one block table: a block holds ``block_size`` tokens' entries of all sources.
+"""
+
+import msgspec
+
+from flashstep.config.model import MX_GROUP, NV_GROUP, ModelConfig
+
+TAIL_RING = 8  # rows; >= drafts + 2, so that rejected drafts need no undo (spec/model.md 3.4)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one token (or entry) of a group: packed values, then their scales."""
+
+    data_bytes: int
+    scale_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return self.data_bytes + self.scale_bytes
+
+
+class CacheGroups(msgspec.Struct, frozen=True, kw_only=True):
+    """The records of a model and where they are kept."""
+
+    window: Record
+    compressed: Record
+    index_key: Record
+    window_layers: tuple[int, ...]  # every backbone layer owns a window
+    sources: tuple[tuple[int, int], ...]  # (layer, ratio) of each KV source
+    sliding_window: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "CacheGroups":
+        return cls(
+            window=Record(data_bytes=config.head_dim, scale_bytes=config.head_dim // MX_GROUP),
+            compressed=Record(data_bytes=config.head_dim // 2, scale_bytes=config.head_dim // NV_GROUP),
+            index_key=Record(data_bytes=config.index_head_dim // 2, scale_bytes=config.index_head_dim // MX_GROUP),
+            window_layers=tuple(range(config.num_hidden_layers)),
+            sources=tuple((layer, config.compress_ratios[layer]) for layer in config.kv_source_layer_ids),
+            sliding_window=config.sliding_window,
+            head_dim=config.head_dim,
+        )
+
+    @property
+    def global_bytes_per_token(self) -> float:
+        """Global KV of one token over all sources; 890 at the released shapes."""
+        entry = self.compressed.bytes + self.index_key.bytes
+        return sum(entry / ratio for _, ratio in self.sources)
+
+    @property
+    def window_bytes_per_token(self) -> int:
+        return self.window.bytes * len(self.window_layers)
+
+    @property
+    def tail_bytes_per_slot(self) -> int:
+        pair = 2 * self.head_dim * 4  # value and score, fp32
+        return sum(TAIL_RING * pair for _, ratio in self.sources if ratio == 2)

@@ -1,0 +1,1 @@
+"""Configuration: frozen values, parsed and validated once at the door, torch-free."""

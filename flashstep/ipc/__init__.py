@@ -1,0 +1,1 @@
+"""What crosses the border between the server process and an engine process (torch-free)."""

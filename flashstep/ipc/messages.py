@@ -1,0 +1,85 @@
+"""The wire: every message between server and engine, as tagged msgpack structs.
+
+Server to engine: ``Submit``, ``Abort``, ``Shutdown``. Engine to server: ``Ready`` once, then one ``Outputs`` for each step that
+produced anything, ``Stats`` at most every 100 ms, ``Rejected`` for a request the engine cannot take, ``Failed`` before it dies.
+"""
+
+import msgspec
+
+from flashstep.request import Request
+from flashstep.step import TokenLogprob
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    requests: tuple[Request, ...]
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    request_ids: tuple[str, ...]
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The engine serves. What the front end must know to refuse early and to report."""
+
+    max_model_len: int
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+    hit_policy: str
+    vocab_size: int
+    token_map_fingerprint: str  # of the Engram token map; the server's tokenizer must give the same (case A34)
+
+
+class Rejected(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+    reason: str
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """New tokens of one request. ``finish_reason`` ("stop", "length", "abort", "error") ends it.
+
+    ``stop_token`` is the id that stopped it (it is the last of ``tokens``). ``cached_tokens`` and ``replayed_tokens`` come with
+    the first output, as do ``queued_s`` and ``prefill_s``. ``preemptions`` comes with the last.
+    """
+
+    id: str
+    tokens: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    stop_token: int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    cached_tokens: int | None = None
+    replayed_tokens: int | None = None
+    queued_s: float | None = None
+    prefill_s: float | None = None
+    preemptions: int = 0
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    outputs: tuple[RequestOutput, ...]
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Gauges now, counters since the start."""
+
+    running: int
+    waiting: int
+    cache_usage: float  # 0..1, blocks owned by live requests
+    prefix_queries: int  # prompt tokens looked up
+    prefix_hits: int  # of them, found
+    preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
+    steps: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    reason: str
+
+
+ToEngine = Submit | Abort | Shutdown
+ToServer = Ready | Outputs | Stats | Rejected | Failed

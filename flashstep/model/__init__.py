@@ -1,0 +1,1 @@
+"""DeepSeek-V4.1 as modules; open ``transformer.py`` first."""

@@ -1,0 +1,84 @@
+"""The contract between scheduler and runner: one step's plan and its result.
+
+A plan speaks of requests by slot, of absolute positions and of block numbers, never of token values: step N+1 is planned
+while step N runs. The runner keeps each slot's tokens and appends what it samples, so a span that starts at a position
+whose token is not known yet simply reads what the previous step left there.
+"""
+
+import msgspec
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """A request takes a slot. Its first ``computed`` tokens need no rows (prefix hit); spans follow from there.
+
+    A preempted request is admitted again under the same id: the runner still holds its tokens, prompt and output.
+    """
+
+    request_id: str
+    slot: int
+    computed: int
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one request in one step: absolute positions ``start .. start + length - 1``.
+
+    ``blocks`` are the global block ids (compressed entries and index keys of all KV sources) newly appended to the slot's
+    table in this step; ``window_blocks`` likewise for the window records. Both tables are indexed by
+    ``position // block_size``; window table entries behind the window may already belong to somebody else and are never
+    read. ``window_base`` is how many leading window table entries were skipped or released (set on admission hits).
+    ``replay`` leading rows rebuild windows only: they write no global KV and see no window before ``start`` (bounded
+    hits). ``sample`` asks for a token after the last row. ``prompt_logprobs`` asks for every row's.
+    """
+
+    slot: int
+    start: int
+    length: int
+    sample: bool
+    blocks: tuple[int, ...] = ()
+    window_blocks: tuple[int, ...] = ()
+    window_base: int = 0
+    replay: int = 0
+    prompt_logprobs: bool = False
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step runs. ``released`` slots are dropped before ``admitted`` ones take theirs.
+
+    ``finished`` ids are gone for good: the runner forgets their tokens.
+    """
+
+    step: int
+    admitted: tuple[Admission, ...] = ()
+    released: tuple[int, ...] = ()
+    finished: tuple[str, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(span.length for span in self.spans)
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token's log-probability and rank (1 is best), with the best alternatives as (id, logprob, rank)."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float, int], ...] = ()
+
+
+class SpanResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one span produced: the accepted tokens (none for a chunk that does not sample), in order."""
+
+    slot: int
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # for positions start+1 .. of this span
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of ``StepPlan`` number ``step``, span by span in the plan's order."""
+
+    step: int
+    spans: tuple[SpanResult, ...] = ()
