@@ -5,8 +5,15 @@ matched where text is made (chat), which then aborts the request.
 """
 
 import enum
+import math
+from collections.abc import Iterator
 
 import msgspec
+
+MAX_LOGPROBS = 20  # alternatives a request may ask for at a position, as OpenAI's and vLLM's servers
+LOGIT_BIAS_LIMIT = 100.0
+PENALTY_LIMIT = 2.0
+SEED_BITS = 64  # seeds are signed 64-bit integers
 
 
 class FinishReason(enum.Enum):
@@ -45,6 +52,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
 
 
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token's log-probability and rank (1 is best), with the best alternatives as (id, logprob, rank)."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float, int], ...] = ()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to continue. ``cache_salt`` isolates prefix-cache tenants; smaller ``priority`` goes first."""
 
@@ -54,3 +70,65 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival: float = 0.0  # seconds, time.monotonic() of the front end
     priority: int = 0
     cache_salt: str = ""
+
+
+def problems(params: SamplingParams, vocab_size: int) -> list[str]:
+    """Everything wrong with ``params``, as sentences that begin with the field's name (spec/serving.md F.3).
+
+    The server calls this at the door, with types already checked; whatever passes may be used as a tensor index.
+    """
+    return [
+        *_number_problems(params),
+        *_length_problems(params),
+        *_token_problems(params, vocab_size),
+    ]
+
+
+def _number_problems(p: SamplingParams) -> Iterator[str]:
+    if not (math.isfinite(p.temperature) and p.temperature >= 0):
+        yield f"temperature is {p.temperature}; it must be a finite number of at least 0"
+    if not 0 < p.top_p <= 1:
+        yield f"top_p is {p.top_p}; it must lie in (0, 1]"
+    if p.top_k < -1:
+        yield f"top_k is {p.top_k}; it must be at least 1, or 0 or -1 for no limit"
+    if not 0 <= p.min_p <= 1:
+        yield f"min_p is {p.min_p}; it must lie in [0, 1]"
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = getattr(p, name)
+        if not -PENALTY_LIMIT <= value <= PENALTY_LIMIT:
+            yield f"{name} is {value}; it must lie in [-2, 2]"
+    if not (math.isfinite(p.repetition_penalty) and p.repetition_penalty > 0):
+        yield f"repetition_penalty is {p.repetition_penalty}; it must be a finite number above 0"
+    if p.seed is not None and not -(1 << SEED_BITS - 1) <= p.seed < 1 << SEED_BITS - 1:
+        yield f"seed is {p.seed}; it must be a signed 64-bit integer"
+
+
+def _length_problems(p: SamplingParams) -> Iterator[str]:
+    if p.max_tokens < 1:
+        yield f"max_tokens is {p.max_tokens}; it must be at least 1"
+    if p.min_tokens < 0:
+        yield f"min_tokens is {p.min_tokens}; it must be at least 0"
+    elif p.min_tokens > p.max_tokens:
+        yield f"min_tokens is {p.min_tokens}; it must not exceed max_tokens ({p.max_tokens})"
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(p, name)
+        if value is not None and not 0 <= value <= MAX_LOGPROBS:
+            yield f"{name} is {value}; it must lie in 0..{MAX_LOGPROBS}"
+
+
+def _token_problems(p: SamplingParams, vocab_size: int) -> Iterator[str]:
+    allowed = f"token ids lie in 0..{vocab_size - 1}"
+    for token, bias in p.logit_bias.items():
+        if not 0 <= token < vocab_size:
+            yield f"logit_bias names token {token}; {allowed}"
+        if not -LOGIT_BIAS_LIMIT <= bias <= LOGIT_BIAS_LIMIT:
+            yield f"logit_bias of token {token} is {bias}; it must lie in [-100, 100]"
+    for token in p.stop_token_ids:
+        if not 0 <= token < vocab_size:
+            yield f"stop_token_ids names token {token}; {allowed}"
+    for word in p.bad_words:
+        if not word:
+            yield "bad_words holds an empty word; each needs at least one token"
+        for token in word:
+            if not 0 <= token < vocab_size:
+                yield f"bad_words names token {token}; {allowed}"

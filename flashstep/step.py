@@ -7,11 +7,14 @@ whose token is not known yet simply reads what the previous step left there.
 
 import msgspec
 
+from flashstep.request import TokenLogprob
+
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """A request takes a slot. Its first ``computed`` tokens need no rows (prefix hit); spans follow from there.
 
     A preempted request is admitted again under the same id: the runner still holds its tokens, prompt and output.
+    After a bounded hit (the first span has ``replay`` > 0) no window record before ``computed`` is ever visible to it.
     """
 
     request_id: str
@@ -26,8 +29,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     table in this step; ``window_blocks`` likewise for the window records. Both tables are indexed by
     ``position // block_size``; window table entries behind the window may already belong to somebody else and are never
     read. ``window_base`` is how many leading window table entries were skipped or released (set on admission hits).
-    ``replay`` leading rows rebuild windows only: they write no global KV and see no window before ``start`` (bounded
-    hits). ``sample`` asks for a token after the last row. ``prompt_logprobs`` asks for every row's.
+    ``replay`` leading rows rebuild windows only: they write no global KV (bounded hits; a small budget may cut a replay
+    into several spans, what is visible stays fixed by the admission). ``sample`` asks for a token after the last row. ``prompt_logprobs`` asks for every row's.
     """
 
     slot: int
@@ -56,15 +59,6 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows(self) -> int:
         return sum(span.length for span in self.spans)
-
-
-class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token's log-probability and rank (1 is best), with the best alternatives as (id, logprob, rank)."""
-
-    token: int
-    logprob: float
-    rank: int
-    top: tuple[tuple[int, float, int], ...] = ()
 
 
 class SpanResult(msgspec.Struct, frozen=True, kw_only=True):

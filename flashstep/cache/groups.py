@@ -57,6 +57,12 @@ class CacheGroups(msgspec.Struct, frozen=True, kw_only=True):
         return sum(entry / ratio for _, ratio in self.sources)
 
     @property
+    def global_bytes_per_pair(self) -> int:
+        """Global KV of two tokens, which is always whole: a ratio-2 source keeps one entry of them."""
+        entry = self.compressed.bytes + self.index_key.bytes
+        return sum(2 // ratio * entry for _, ratio in self.sources)
+
+    @property
     def window_bytes_per_token(self) -> int:
         return self.window.bytes * len(self.window_layers)
 

@@ -6,8 +6,7 @@ produced anything, ``Stats`` at most every 100 ms, ``Rejected`` for a request th
 
 import msgspec
 
-from flashstep.request import Request
-from flashstep.step import TokenLogprob
+from flashstep.request import Request, TokenLogprob
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -31,7 +30,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     block_size: int
     hit_policy: str
     vocab_size: int
-    token_map_fingerprint: str  # of the Engram token map; the server's tokenizer must give the same (case A34)
+    token_map_fingerprint: (
+        str  # of the Engram token map; the server's tokenizer must give the same (case A34)
+    )
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):

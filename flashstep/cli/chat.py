@@ -1,0 +1,114 @@
+"""``flashstep chat``: a conversation in the terminal, with an engine in this process or with a server (--url)."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import tyro
+
+from flashstep.cli.model import Model, resolve
+from flashstep.cli.remote import Delta, RemoteModel
+from flashstep.cli.terminal import OUT, note
+from flashstep.config.serve import EngineOptions
+
+Messages = list[dict[str, Any]]
+Answer = Callable[[Messages], Iterator[Delta]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """Talk to a model in the terminal. An empty line or Ctrl-D ends; Ctrl-C ends an answer."""
+
+    model: Model = None
+    url: str | None = None
+    """a running server, such as http://127.0.0.1:8000; without it the model is loaded here"""
+    system: str | None = None
+    """instructions for the model, said before the conversation"""
+    thinking: bool = True
+    """let the model reason before it answers"""
+    max_tokens: int = 1024
+    """most tokens of one answer, reasoning included"""
+    temperature: float = 0.0
+    """0 takes the most probable token; 1 samples from the model's distribution"""
+    options: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
+
+    def run(self) -> int:
+        if self.url is not None and self.model is not None:
+            raise ValueError("give MODEL or --url, not both: a server has its own model")
+        answer = self._remote() if self.url is not None else self._local()
+        messages: Messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        while (said := _read_turn()) is not None:
+            messages.append({"role": "user", "content": said})
+            reply = _show(answer(messages))
+            messages.append({"role": "assistant", "content": reply})
+        return 0
+
+    def _remote(self) -> Answer:
+        assert self.url is not None
+        remote = RemoteModel(self.url)
+        note(f"{remote.model} at {self.url}")
+        fields = {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "thinking": {"type": "enabled" if self.thinking else "disabled"},
+        }
+        return lambda messages: remote.stream(messages, fields)
+
+    def _local(self) -> Answer:
+        config = self.options.checked().engine(resolve(self.model))
+
+        from flashstep.chat.encode import ChatEncoder, Conversation
+        from flashstep.cli.local import LocalModel
+        from flashstep.request import SamplingParams
+
+        local = LocalModel(config)
+        encoder = ChatEncoder(local.tokenizer)
+
+        def answer(messages: Messages) -> Iterator[Delta]:
+            prompt = encoder.encode(Conversation(messages=messages, thinking=self.thinking))
+            parser = prompt.parser()
+            room = min(self.max_tokens, local.room(prompt.ids))
+            reason = "stop"
+            for output in local.stream(
+                prompt.ids, SamplingParams(max_tokens=room, temperature=self.temperature)
+            ):
+                piece = parser.push(output.tokens)
+                yield Delta(piece.reasoning, piece.content)
+                reason = output.finish_reason or reason
+            piece, _ = parser.finish(reason)
+            yield Delta(piece.reasoning, piece.content)
+
+        return answer
+
+
+def _read_turn() -> str | None:
+    """What the user says next; None when the conversation ends."""
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 - importing it gives input() line editing
+
+    try:
+        said = input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None
+    return said or None
+
+
+def _show(deltas: Iterator[Delta]) -> str:
+    """Print an answer as it comes, reasoning dimmed, and return its content. Ctrl-C ends it early."""
+    content = ""
+    reasoning = False
+    try:
+        for delta in deltas:
+            if delta.reasoning:
+                reasoning = True
+                OUT.print(delta.reasoning, end="", style="dim", markup=False)
+            if delta.content:
+                if reasoning and not content:
+                    OUT.print()
+                OUT.print(delta.content, end="", markup=False)
+                content += delta.content
+    except KeyboardInterrupt:
+        OUT.print(" [stopped]", end="", style="dim", markup=False)
+    OUT.print()
+    return content

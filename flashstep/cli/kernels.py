@@ -1,0 +1,32 @@
+"""``flashstep kernels``: the table op x implementation on this machine, with the reason for every row passed over."""
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from flashstep.cli.terminal import OUT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """Show which implementation each op would use on this machine, and why."""
+
+    kernels: str = "auto"
+    """auto, reference, or reference:FAMILY.OP[,...]"""
+
+    def run(self) -> int:
+        import torch
+
+        from flashstep.kernels import choices
+
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        table = Table(
+            "op", "implementation", "passed over", title=f"kernels on {device}", title_justify="left"
+        )
+        for op, choice in choices(device, kernels=self.kernels).items():
+            reasons = "; ".join(
+                f"{module.removeprefix('flashstep.kernels.')}: {why}" for module, why in choice.passed_over
+            )
+            table.add_row(op, choice.chosen.module.removeprefix("flashstep.kernels."), reasons)
+        OUT.print(table)
+        return 0

@@ -1,0 +1,65 @@
+"""An engine in this process, for commands that need no server: token ids in, outputs as they come.
+
+Takes an ``EngineConfig``; loads with a progress bar. ``stream`` runs one request, ``run_all`` several at once. Knows text only
+as far as it holds the checkpoint's tokenizer.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from flashstep.chat.tokenizer import TextTokenizer
+from flashstep.cli.terminal import NOTES
+from flashstep.config.engine import EngineConfig
+from flashstep.engine.engine import Engine
+from flashstep.ipc.messages import RequestOutput
+from flashstep.request import Request, SamplingParams
+from flashstep.runner.build import build_runner
+
+
+class LocalModel:
+    """A checkpoint, loaded and ready. Everything that is wrong with it is one ``ConfigError``."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=NOTES, transient=True, disable=not NOTES.is_terminal) as bar:
+            task = bar.add_task(f"loading {config.model}", total=None)
+            runner = build_runner(
+                config, progress=lambda done, of: bar.update(task, completed=done, total=of)
+            )
+        self.engine = Engine(runner, seed=config.seed)
+        self.max_model_len = runner.facts.max_model_len
+        self.vocab_size = runner.facts.vocab_size
+        self.tokenizer = TextTokenizer.from_file(config.model / "tokenizer.json")
+        self._count = 0
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """How many tokens may follow ``prompt``; ``ValueError`` if none."""
+        room = self.max_model_len - len(prompt)
+        if room < 1:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens; the context length is {self.max_model_len}"
+            )
+        return room
+
+    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[RequestOutput]:
+        """The outputs of one request, step by step. Leaving the iteration early aborts it."""
+        request = self._request(prompt, params)
+        self.engine.add(request)
+        try:
+            while self.engine.has_work:
+                yield from self.engine.step()
+        finally:
+            self.engine.abort([request.id])
+
+    def run_all(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[list[RequestOutput]]:
+        """All requests in one batch, to their ends; the outputs of each, in order."""
+        requests = [self._request(prompt, p) for prompt, p in zip(prompts, params, strict=True)]
+        outputs = self.engine.generate(requests)
+        return [outputs[request.id] for request in requests]
+
+    def _request(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+        self._count += 1
+        return Request(id=f"local-{self._count}", prompt=tuple(prompt), params=params)

@@ -1,0 +1,83 @@
+"""A chat over HTTP: one streamed request to any OpenAI-compatible server, as deltas of reasoning and content.
+
+Takes a base URL and messages; gives ``Delta`` pieces. The standard library's client is enough for one stream, and the
+package needs no client dependency for it. Knows no terminal.
+"""
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+DATA = b"data:"
+DONE = b"[DONE]"
+
+
+class Delta(NamedTuple):
+    """What one event added to the answer."""
+
+    reasoning: str
+    content: str
+
+
+class RemoteModel:
+    """One served model. ``base_url`` is with or without /v1; ``model`` None takes the first the server lists."""
+
+    def __init__(self, base_url: str, *, model: str | None = None) -> None:
+        root = base_url.rstrip("/").removesuffix("/v1")
+        if not root.startswith(("http://", "https://")):
+            raise ValueError(f"--url is {base_url!r}; it begins with http:// or https://")
+        self._root = root
+        self.model = model if model is not None else self._first_model()
+
+    def stream(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> Iterator[Delta]:
+        """The answer to ``messages``, piece by piece; ``options`` are further fields of the request."""
+        body = {"model": self.model, "messages": messages, "stream": True, **options}
+        with self._open("/v1/chat/completions", body) as response:
+            for line in response:
+                if not line.startswith(DATA):
+                    continue
+                event = line[len(DATA) :].strip()
+                if event == DONE:
+                    return
+                yield from _deltas(json.loads(event))
+
+    def _first_model(self) -> str:
+        with self._open("/v1/models") as response:
+            listed = json.load(response)["data"]
+        if not listed:
+            raise ValueError(f"{self._root} serves no model")
+        return listed[0]["id"]
+
+    def _open(self, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self._root + path, data=data, headers={"Content-Type": "application/json"}
+        )
+        try:
+            return urllib.request.urlopen(request)
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"{self._root}{path} answered {error.code}: {_reason(error)}") from None
+        except urllib.error.URLError as error:
+            raise ValueError(f"{self._root} cannot be reached: {error.reason}") from None
+
+
+def _deltas(event: dict[str, Any]) -> Iterator[Delta]:
+    if "error" in event:
+        raise ValueError(f"the server ended the stream: {event['error'].get('message', event['error'])}")
+    for choice in event.get("choices", ()):
+        delta = choice.get("delta", {})
+        yield Delta(
+            delta.get("reasoning_content") or delta.get("reasoning") or "", delta.get("content") or ""
+        )
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """The server's sentence, or its raw words where it sent no JSON."""
+    raw = error.read().decode("utf-8", errors="replace")
+    try:
+        return json.loads(raw)["error"]["message"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return raw[:200]

@@ -1,0 +1,69 @@
+"""``flashstep serve``: an engine process and, in this process, the HTTP server before it.
+
+The engine process starts first and loads while this one imports the server, so a small model is ready within seconds.
+"""
+
+import signal
+import time
+from dataclasses import dataclass, field
+
+import tyro
+
+from flashstep.cli.model import Model, resolve, served_name
+from flashstep.cli.terminal import OUT, note
+from flashstep.config.serve import ServeConfig
+
+ENGINE_DIED = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Serve a model over HTTP with the OpenAI API."""
+
+    model: Model = None
+    options: tyro.conf.OmitArgPrefixes[ServeConfig] = field(default_factory=ServeConfig)
+
+    def run(self) -> int:
+        started = time.monotonic()
+        config = self.options.checked()
+        folder = resolve(self.model)
+        names = config.served_model_name or (served_name(folder),)
+        # until the server has its own handlers, being told to stop means what Ctrl-C means: the engine is ended too
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+        from flashstep.engine.launch import start_engine
+        from flashstep.telemetry.log import configure
+
+        configure()
+        note(f"loading {folder}")
+        with start_engine(config.engine(folder)) as engine:
+            from flashstep.chat.encode import ChatEncoder
+            from flashstep.chat.tokenizer import TextTokenizer
+            from flashstep.ipc.client import EngineClient, EngineDied
+            from flashstep.server.app import run_server
+            from flashstep.server.frontend import ServerOptions
+
+            def announce(host: str, port: int) -> None:
+                shown = f"[{host}]" if ":" in host else host
+                seconds = time.monotonic() - started
+                OUT.print(
+                    f"{names[0]} is served at http://{shown}:{port}/v1 (ready in {seconds:.1f} s)",
+                    markup=False,
+                )
+
+            client = EngineClient(engine.addresses, sentinel=engine.sentinel)
+            try:
+                encoder = ChatEncoder(TextTokenizer.from_file(folder / "tokenizer.json"))
+                options = ServerOptions(
+                    served_model_names=names,
+                    host=config.host,
+                    port=config.port,
+                    log_level=config.uvicorn_log_level,
+                )
+                run_server(client, encoder, options, on_listening=announce)
+            except (EngineDied, TimeoutError, OSError) as error:
+                note(f"flashstep: {error}")
+                return ENGINE_DIED
+            finally:
+                client.close()
+        return 0

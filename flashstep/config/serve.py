@@ -1,0 +1,141 @@
+"""What the commands take from the command line: engine options and server options, under vLLM's flag names.
+
+A field is a flag (``max_num_seqs`` is ``--max-num-seqs``), its docstring the help text. ``checked`` refuses a set of values
+with every problem in sentences; ``engine`` turns the engine's half into an ``EngineConfig``. Knows no parser and no process.
+"""
+
+from pathlib import Path
+from typing import Literal, Self
+
+import msgspec
+
+from flashstep.config.cache import HitPolicy
+from flashstep.config.engine import EngineConfig
+from flashstep.config.errors import ConfigError
+
+MAX_PORT = 65535
+KERNEL_CHOICES = ("auto", "reference")
+FORCED_OP = "reference:"
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine: memory, limits, caching."""
+
+    load_format: Literal["auto", "dummy"] = "auto"
+    """auto reads the checkpoint; dummy makes random weights of its config.json"""
+    seed: int = 0
+    """makes dummy weights, and the seeds of requests that bring none, repeatable"""
+    max_model_len: int | None = None
+    """longest prompt + output; the default is the model's limit, or less where the cache holds less"""
+    max_num_seqs: int = 256
+    """requests that run at once"""
+    max_num_batched_tokens: int = 2048
+    """tokens one step computes over all requests; a longer prompt is cut into chunks"""
+    long_prefill_token_threshold: int = 0
+    """most prompt tokens of one request in a step while others wait (0: no limit of its own)"""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """order of waiting requests; priority: smaller numbers first, ties by arrival"""
+    block_size: int = 32
+    """tokens a cache block covers (even)"""
+    kv_cache_memory_bytes: int = 1 << 30
+    """bytes shared by all cache groups; `flashstep budget` tells what fits"""
+    num_gpu_blocks_override: int | None = None
+    """number of global cache blocks, instead of computing it from the memory"""
+    enable_prefix_caching: bool = True
+    """reuse the cache blocks of a shared prompt beginning"""
+    prefix_hit_policy: HitPolicy = HitPolicy.EXACT
+    """exact: a hit gives what a cold run gives; bounded: windows are rebuilt from the last tokens, an approximation"""
+    engram_table: Literal["memory", "mmap", "pinned"] = "memory"
+    """where the Engram rows live: loaded, memory-mapped on disk, or in pinned host memory"""
+    kernels: str = "auto"
+    """auto, reference (plain torch everywhere), or reference:FAMILY.OP to force one op"""
+
+    def problems(self) -> list[str]:
+        """Every value that cannot be meant, as sentences that begin with the flag."""
+        at_least = {
+            "max_model_len": 2,
+            "max_num_seqs": 1,
+            "max_num_batched_tokens": 1,
+            "long_prefill_token_threshold": 0,
+            "block_size": 2,
+            "kv_cache_memory_bytes": 1,
+            "num_gpu_blocks_override": 1,
+            "seed": 0,
+        }
+        rules = [
+            f"{_flag(name)} is {value}; it must be at least {least}"
+            for name, least in at_least.items()
+            if (value := getattr(self, name)) is not None and value < least
+        ]
+        if self.block_size % 2:
+            rules.append(
+                f"--block-size is {self.block_size}; it must be even, or a pair of tokens would straddle two blocks"
+            )
+        forced = self.kernels.removeprefix(FORCED_OP) if self.kernels.startswith(FORCED_OP) else None
+        if forced is None and self.kernels not in KERNEL_CHOICES:
+            rules.append(
+                f"--kernels is {self.kernels!r}; allowed are auto, reference and reference:FAMILY.OP"
+            )
+        elif forced is not None and any(name.count(".") != 1 for name in forced.split(",")):
+            rules.append(
+                f"--kernels is {self.kernels!r}; the op is written FAMILY.OP, as `flashstep kernels` prints it"
+            )
+        return rules
+
+    def checked(self) -> Self:
+        """Itself, or ``ConfigError`` with all problems."""
+        if found := self.problems():
+            raise ConfigError("the command line", found)
+        return self
+
+    def engine(self, model: Path) -> EngineConfig:
+        """The engine's configuration for the checkpoint folder ``model``."""
+        return EngineConfig(
+            model=model,
+            load_format=self.load_format,
+            seed=self.seed,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            scheduling_policy=self.scheduling_policy,
+            block_size=self.block_size,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            num_blocks_override=self.num_gpu_blocks_override,
+            enable_prefix_caching=self.enable_prefix_caching,
+            hit_policy=self.prefix_hit_policy,
+            engram_table=self.engram_table,
+            kernels=self.kernels,
+        )
+
+
+class ServeConfig(EngineOptions, frozen=True, kw_only=True):
+    """The engine, and the HTTP server before it."""
+
+    host: str = "127.0.0.1"
+    """address to listen on; 0.0.0.0 for every interface"""
+    port: int = 8000
+    """port to listen on; 0 takes a free one and prints it"""
+    served_model_name: tuple[str, ...] = ()
+    """names clients may ask for; the default is the checkpoint folder's name"""
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "warning"
+    """what the HTTP server logs of itself"""
+
+    def problems(self) -> list[str]:
+        rules = super().problems()
+        if not 0 <= self.port <= MAX_PORT:
+            rules.append(f"--port is {self.port}; ports lie in 0..{MAX_PORT}")
+        if not self.host:
+            rules.append("--host is empty; 127.0.0.1 listens locally, 0.0.0.0 on every interface")
+        rules += [
+            f"--served-model-name holds {name!r}; a name has at least one character"
+            for name in self.served_model_name
+            if not name.strip()
+        ]
+        if len(set(self.served_model_name)) != len(self.served_model_name):
+            rules.append("--served-model-name holds one name twice")
+        return rules
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")

@@ -1,0 +1,149 @@
+"""The engine in one process: add, abort, and a step in three moves, plan, run, commit.
+
+Owns a scheduler and a runner. Takes Requests; gives RequestOutputs. ``loop`` drives the same moves with two steps in flight.
+The door is here: what the scheduler or the sampler could trip over is refused with ``ValueError`` before it is queued.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from flashstep.ipc.messages import Ready, RequestOutput, Stats
+from flashstep.request import Request, problems
+from flashstep.runner.facts import Runner
+from flashstep.scheduler.scheduler import Progress, Scheduler
+from flashstep.step import StepPlan, StepResult
+
+SEED_BITS = 63
+
+
+class Planned(NamedTuple):
+    """A plan, and the requests that the runner hears of with it."""
+
+    plan: StepPlan
+    requests: tuple[Request, ...]
+
+
+class Engine:
+    """See the module's docstring. ``seed`` makes the seeds of requests that bring none repeatable."""
+
+    def __init__(self, runner: Runner, *, seed: int) -> None:
+        facts = runner.facts
+        self._runner = runner
+        self._scheduler = Scheduler(
+            facts.scheduler,
+            facts.cache,
+            sliding_window=facts.sliding_window,
+            eos_token_ids=facts.eos_token_ids,
+        )
+        self._vocab_size = facts.vocab_size
+        self._seeds = random.Random(seed)
+
+    @property
+    def ready(self) -> Ready:
+        """What a front end must know."""
+        facts = self._runner.facts
+        return Ready(
+            max_model_len=facts.scheduler.max_model_len,
+            max_num_seqs=facts.scheduler.max_num_seqs,
+            num_blocks=facts.cache.num_blocks,
+            block_size=facts.cache.block_size,
+            hit_policy=facts.cache.hit_policy.value,
+            vocab_size=facts.vocab_size,
+            token_map_fingerprint=facts.token_map_fingerprint,
+        )
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue ``request``, with a seed if it has none; ``ValueError`` tells the user what is wrong with it."""
+        found = problems(request.params, self._vocab_size)
+        if request.prompt and not 0 <= min(request.prompt) <= max(request.prompt) < self._vocab_size:
+            found.append(f"the prompt holds a token id outside 0..{self._vocab_size - 1}")
+        if found:
+            raise ValueError("; ".join(found))
+        if request.params.seed is None:
+            params = msgspec.structs.replace(request.params, seed=self._seeds.getrandbits(SEED_BITS))
+            request = msgspec.structs.replace(request, params=params)
+        self._scheduler.add(request)
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """End requests now; unknown and finished ids are ignored."""
+        return [_output(item) for item in self._scheduler.abort(request_ids)]
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def in_flight(self) -> int:
+        """Steps that were planned and not committed."""
+        return self._scheduler.in_flight
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        return self._scheduler.unfinished
+
+    # ---- a step, in three moves ----------------------------------------------------------------------------------
+
+    def plan(self) -> Planned | None:
+        """The next step; None if nothing can run before a step in flight is committed, or nothing is to do."""
+        plan = self._scheduler.plan()
+        return None if plan is None else Planned(plan, self._scheduler.first_admitted())
+
+    def run(self, planned: Planned) -> StepResult:
+        """Run a planned step. In order, every plan, always from the same thread."""
+        return self._runner.run(planned.plan, planned.requests)
+
+    def commit(self, result: StepResult) -> list[RequestOutput]:
+        """Take the result of the oldest step in flight."""
+        return [_output(item) for item in self._scheduler.commit(result)]
+
+    def step(self) -> list[RequestOutput]:
+        """Plan, run, commit, one after the other. Empty when there is nothing to do."""
+        planned = self.plan()
+        return [] if planned is None else self.commit(self.run(planned))
+
+    def generate(self, requests: Sequence[Request]) -> dict[str, list[RequestOutput]]:
+        """Run ``requests`` to their ends and give all outputs of each, by id."""
+        outputs: dict[str, list[RequestOutput]] = {request.id: [] for request in requests}
+        for request in requests:
+            self.add(request)
+        while self.has_work:
+            for output in self.step():
+                outputs[output.id].append(output)
+        return outputs
+
+    # ---- telling -------------------------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        return Stats(**msgspec.structs.asdict(self._scheduler.stats()))
+
+    def check_integrity(self) -> None:
+        """Assert that no block or slot is lost or held twice; when idle, that none is held."""
+        self._scheduler.check_integrity()
+
+
+def _output(item: Progress) -> RequestOutput:
+    if item.finish_reason is None and item.cached_tokens is None:  # the common case: one more token
+        return RequestOutput(
+            id=item.request_id,
+            tokens=item.tokens,
+            logprobs=item.logprobs,
+            prompt_logprobs=item.prompt_logprobs,
+        )
+    return RequestOutput(
+        id=item.request_id,
+        tokens=item.tokens,
+        finish_reason=None if item.finish_reason is None else item.finish_reason.value,
+        stop_token=item.stop_token,
+        logprobs=item.logprobs,
+        prompt_logprobs=item.prompt_logprobs,
+        cached_tokens=item.cached_tokens,
+        replayed_tokens=item.replayed_tokens,
+        queued_s=item.queued_s,
+        prefill_s=item.prefill_s,
+        preemptions=item.preemptions,
+    )

@@ -1,0 +1,136 @@
+"""The engine behind the wire: plans step N+1 while the runner's thread runs step N, and speaks for both.
+
+Takes an engine, its end of the wire and the thread that the runner lives in; gives one Outputs message a step, Stats at
+most every 100 ms, and Rejected for what the door refuses. Two steps are in flight at most. Knows no process: ``launch`` starts and ends it.
+"""
+
+import math
+import os
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import zmq
+
+from flashstep.engine.engine import Engine
+from flashstep.ipc.channel import EngineEnd
+from flashstep.ipc.messages import Abort, Outputs, Rejected, RequestOutput, Shutdown, Submit
+from flashstep.scheduler.scheduler import MAX_IN_FLIGHT
+from flashstep.step import StepResult
+from flashstep.telemetry.log import Log
+
+STATS_INTERVAL_S = 0.1
+IDLE_CHECK_MS = 1000  # idle for so long: check the bookkeeping, once
+log = Log("engine.loop")
+
+
+class EngineLoop:
+    """``run`` serves until ``stop`` is called (from a signal handler too), the front end says Shutdown, or it has gone.
+
+    ``parent`` is a descriptor that turns readable when the front end's process has gone (None: nobody to outlive).
+    """
+
+    def __init__(
+        self, engine: Engine, end: EngineEnd, *, runner_thread: ThreadPoolExecutor, parent: int | None
+    ) -> None:
+        self._engine = engine
+        self._end = end
+        self._thread = runner_thread
+        self._parent = parent
+        self._futures: deque[Future[StepResult]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._stats_due = True  # something has changed since the last Stats
+        self._stats_at = 0.0
+        self._check_due = False  # steps have run since the memory's bookkeeping was last checked
+        self._poller = zmq.Poller()
+        self._poller.register(end.readable, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
+        if parent is not None:
+            self._poller.register(parent, zmq.POLLIN)
+
+    def stop(self) -> None:
+        """Ask ``run`` to return after the steps in flight. Safe in a signal handler and from any thread."""
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+
+    def run(self) -> None:
+        """Serve. What a step raises is raised here."""
+        self._end.send(self._engine.ready)
+        while not self._stopping:
+            self._read_messages()
+            self._plan_ahead()
+            self._tell_stats()
+            self._wait()
+            while self._futures and self._futures[0].done():
+                self._commit()
+        self._wind_up()
+
+    # ---- moves ---------------------------------------------------------------------------------------------------
+
+    def _read_messages(self) -> None:
+        while (message := self._end.receive()) is not None:
+            self._stats_due = True
+            if isinstance(message, Submit):
+                for request in message.requests:
+                    try:
+                        self._engine.add(request)
+                    except ValueError as error:
+                        self._end.send(Rejected(request_id=request.id, reason=str(error)))
+            elif isinstance(message, Abort):
+                self._tell(self._engine.abort(message.request_ids))
+            elif isinstance(message, Shutdown):
+                self._stopping = True
+
+    def _plan_ahead(self) -> None:
+        while not self._stopping and len(self._futures) < MAX_IN_FLIGHT:
+            planned = self._engine.plan()
+            if planned is None:
+                return
+            future = self._thread.submit(self._engine.run, planned)
+            self._futures.append(future)
+            future.add_done_callback(self._step_returned)
+
+    def _step_returned(self, _future: "Future[StepResult]") -> None:
+        os.eventfd_write(self._wake, 1)  # called in the runner's thread
+
+    def _commit(self) -> None:
+        self._tell(self._engine.commit(self._futures.popleft().result()))
+        self._stats_due = self._check_due = True
+
+    def _tell(self, outputs: list[RequestOutput]) -> None:
+        if outputs:
+            self._end.send(Outputs(outputs=tuple(outputs)))
+
+    def _tell_stats(self) -> None:
+        now = time.monotonic()
+        if self._stats_due and now - self._stats_at >= STATS_INTERVAL_S:
+            self._stats_due = False
+            self._stats_at = now
+            self._end.send(self._engine.stats())
+
+    def _wait(self) -> None:
+        """Sleep until a message, a result, a signal, or the moment for Stats."""
+        timeout = None
+        if self._stats_due:
+            timeout = math.ceil(max(self._stats_at + STATS_INTERVAL_S - time.monotonic(), 0) * 1000)
+        elif self._check_due and not self._futures:
+            timeout = IDLE_CHECK_MS
+        ready = dict(self._poller.poll(timeout))
+        if not ready and not self._stats_due and not self._engine.has_work:
+            self._engine.check_integrity()  # idle: nobody waits for the milliseconds that it takes
+            self._check_due = False
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        if self._parent is not None and self._parent in ready:
+            log.warning("the front end has gone")
+            self._stopping = True
+
+    def _wind_up(self) -> None:
+        """Let the steps in flight return, then end every request that is left."""
+        while self._futures:
+            self._commit()
+        self._tell(self._engine.abort(self._engine.unfinished))
+        self._engine.check_integrity()
+        os.close(self._wake)
+        log.info("ended", steps=self._engine.stats().steps)

@@ -1,0 +1,70 @@
+"""Device code, one folder per family: a front door of typed ops, a plain torch reference, and faster rows where they exist.
+
+``choose_ops`` picks one implementation an op, once, when a model is built; ``python -m flashstep.kernels`` prints the table.
+Kernels know shapes and bytes; they know no configuration, request or layer.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from flashstep.kernels.attention import Attention
+from flashstep.kernels.cast import Cast
+from flashstep.kernels.compressor import Compressor
+from flashstep.kernels.device import device_facts
+from flashstep.kernels.engram import Engram
+from flashstep.kernels.gemm import Gemm
+from flashstep.kernels.indexer import Indexer
+from flashstep.kernels.mhc import Mhc
+from flashstep.kernels.moe import Moe
+from flashstep.kernels.norm_rope import NormRope
+from flashstep.kernels.registry import AUTO, Choice, Implementation, Switch, choose
+
+TABLE: tuple[Implementation, ...] = (
+    *Gemm.TABLE,
+    *NormRope.TABLE,
+    *Cast.TABLE,
+    *Mhc.TABLE,
+    *Compressor.TABLE,
+    *Indexer.TABLE,
+    *Attention.TABLE,
+    *Moe.TABLE,
+    *Engram.TABLE,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ops:
+    """Every family, each with its chosen implementations: what a model is built with."""
+
+    gemm: Gemm
+    norm_rope: NormRope
+    cast: Cast
+    mhc: Mhc
+    compressor: Compressor
+    indexer: Indexer
+    attention: Attention
+    moe: Moe
+    engram: Engram
+
+
+def choices(device: torch.device, *, kernels: str = AUTO) -> dict[str, Choice]:
+    """The chosen row of each op on ``device``; ``kernels`` is "auto", "reference" or "reference:family.op,..."."""
+    switch = Switch.parse(kernels, known={row.op for row in TABLE})
+    return choose(TABLE, facts=device_facts(device), switch=switch)
+
+
+def choose_ops(device: torch.device, *, kernels: str = AUTO) -> Ops:
+    """Load the chosen implementations. ValueError if ``kernels`` is not understood."""
+    loaded = {op: choice.load() for op, choice in choices(device, kernels=kernels).items()}
+    return Ops(
+        gemm=Gemm(loaded),
+        norm_rope=NormRope(loaded),
+        cast=Cast(loaded),
+        mhc=Mhc(loaded),
+        compressor=Compressor(loaded),
+        indexer=Indexer(loaded),
+        attention=Attention(loaded),
+        moe=Moe(loaded),
+        engram=Engram(loaded),
+    )

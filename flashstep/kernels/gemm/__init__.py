@@ -1,0 +1,80 @@
+"""Linear layers (spec/model.md 0): FP8 blocks with quantised inputs, plain bf16, fp32 results, and the grouped output.
+
+Owns the signatures. ``prepare_*`` turn a checkpoint tensor into whatever layout the chosen implementation multiplies with;
+the prepared weight is opaque to the caller. Suffixes: T rows, I inputs, O outputs, G groups.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashstep.kernels.registry import Cost, Family, Implementation
+from flashstep.quant.tensor import QuantTensor
+
+OPS = ("prepare_fp8", "prepare_fp8_grouped", "prepare_bf16", "lin8", "linb", "linf", "linb_grouped")
+
+
+class Gemm(Family):
+    """Public linear ops."""
+
+    TABLE = tuple(Implementation(op=f"gemm.{op}", module="flashstep.kernels.gemm.reference") for op in OPS)
+
+    def prepare_fp8(self, weight: QuantTensor) -> Any:
+        """E4M3 [O, I] with E8M0 scales per 32 x 32 block, made ready for ``lin8``."""
+        return self._loaded["prepare_fp8"](weight)
+
+    def prepare_fp8_grouped(self, weight: QuantTensor, *, groups: int) -> Any:
+        """E4M3 [G * O, I] with 32 x 32 blocks, made ready for ``linb_grouped`` (the released wo_a)."""
+        return self._loaded["prepare_fp8_grouped"](weight, groups=groups)
+
+    def prepare_bf16(self, weight: Tensor) -> Any:
+        """bf16 [O, I], made ready for ``linb`` and ``linf``."""
+        assert weight.dtype is torch.bfloat16 and weight.ndim == 2
+        return self._loaded["prepare_bf16"](weight)
+
+    def lin8(self, x_TI: Tensor, weight: Any) -> Tensor:
+        """bf16 [T, I] -> bf16 [T, O]: the input is quantised per 32 channels (Q8), accumulation at least fp32."""
+        assert x_TI.dtype is torch.bfloat16 and x_TI.ndim == 2
+        return self._loaded["lin8"](x_TI, weight)
+
+    def linb(self, x_TI: Tensor, weight: Any) -> Tensor:
+        """bf16 [T, I] -> bf16 [T, O], accumulation at least fp32; nothing is quantised."""
+        assert x_TI.dtype is torch.bfloat16 and x_TI.ndim == 2
+        return self._loaded["linb"](x_TI, weight)
+
+    def linf(self, x_TI: Tensor, weight: Any) -> Tensor:
+        """bf16 [T, I] -> fp32 [T, O], operands promoted to fp32 (no TF32)."""
+        assert x_TI.dtype is torch.bfloat16 and x_TI.ndim == 2
+        return self._loaded["linf"](x_TI, weight)
+
+    def linb_grouped(self, x_TGI: Tensor, weight: Any) -> Tensor:
+        """bf16 [T, G, I] -> bf16 [T, G, O]: each group has its own weight (block-diagonal); inputs not quantised."""
+        assert x_TGI.dtype is torch.bfloat16 and x_TGI.ndim == 3
+        return self._loaded["linb_grouped"](x_TGI, weight)
+
+
+def lin8_cost(*, rows: int, inputs: int, outputs: int) -> Cost:
+    """FP8 weight with its scales, bf16 in and out."""
+    weight = inputs * outputs + (inputs // 32) * (outputs // 32)
+    return Cost(bytes=weight + 2 * rows * (inputs + outputs), flops=2 * rows * inputs * outputs)
+
+
+def linb_cost(*, rows: int, inputs: int, outputs: int) -> Cost:
+    """bf16 weight, input and output."""
+    return Cost(bytes=2 * (inputs * outputs + rows * (inputs + outputs)), flops=2 * rows * inputs * outputs)
+
+
+def linf_cost(*, rows: int, inputs: int, outputs: int) -> Cost:
+    """bf16 weight and input, fp32 output."""
+    return Cost(
+        bytes=2 * inputs * outputs + rows * (2 * inputs + 4 * outputs), flops=2 * rows * inputs * outputs
+    )
+
+
+def linb_grouped_cost(*, rows: int, groups: int, inputs: int, outputs: int) -> Cost:
+    """FP8 weight of every group, bf16 in and out."""
+    weight = groups * (inputs * outputs + (inputs // 32) * (outputs // 32))
+    return Cost(
+        bytes=weight + 2 * rows * groups * (inputs + outputs), flops=2 * rows * groups * inputs * outputs
+    )

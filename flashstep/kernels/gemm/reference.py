@@ -1,0 +1,47 @@
+"""Linear layers in plain torch: weights dequantised once, exactly, to float64; one rounding of each result.
+
+A float64 sum of products of numbers with few-bit significands is exact, or so nearly that the rounding cannot tell: results do
+not depend on the number of rows, on chunking or on threads.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from flashstep.quant import mxfp8
+from flashstep.quant.tensor import QuantTensor
+
+
+def prepare_fp8(weight: QuantTensor) -> Tensor:
+    """See ``Gemm.prepare_fp8``: float64 [O, I]."""
+    return weight.dequantise().double()
+
+
+def prepare_fp8_grouped(weight: QuantTensor, *, groups: int) -> Tensor:
+    """See ``Gemm.prepare_fp8_grouped``: float64 [G, I, O]."""
+    return weight.dequantise().double().unflatten(0, (groups, -1)).transpose(1, 2).contiguous()
+
+
+def prepare_bf16(weight: Tensor) -> Tensor:
+    """See ``Gemm.prepare_bf16``: float64 [O, I]."""
+    return weight.double()
+
+
+def lin8(x_TI: Tensor, weight: Any) -> Tensor:
+    """See ``Gemm.lin8``."""
+    return (mxfp8.quantise_dequantise(x_TI).double() @ weight.T).bfloat16()
+
+
+def linb(x_TI: Tensor, weight: Any) -> Tensor:
+    """See ``Gemm.linb``."""
+    return (x_TI.double() @ weight.T).bfloat16()
+
+
+def linf(x_TI: Tensor, weight: Any) -> Tensor:
+    """See ``Gemm.linf``."""
+    return (x_TI.double() @ weight.T).float()
+
+
+def linb_grouped(x_TGI: Tensor, weight: Any) -> Tensor:
+    """See ``Gemm.linb_grouped``."""
+    return (x_TGI.double().transpose(0, 1) @ weight).transpose(0, 1).bfloat16()

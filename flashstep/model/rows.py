@@ -1,0 +1,113 @@
+"""Rows: what every layer asks of the step's rows, worked out once a forward from ``ForwardBatch``.
+
+Owns the places that rows write to, their rotations for both layer kinds, and the tables they read through. ``tail`` gives the
+same for the rows that layers past the last KV source run on (spec/model.md 9). Suffixes: see ``batch``; P rotary pairs.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flashstep.kernels import Ops
+from flashstep.kernels.attention import AttentionRows
+from flashstep.kernels.indexer import IndexRows
+from flashstep.model.batch import ForwardBatch
+
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, fp32 [T, P]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """The rows of a forward, or the kept ones of them."""
+
+    attention: AttentionRows
+    slot_T: Tensor  # int64, the runner slot (row of the tail rings)
+    store_T: Tensor  # bool, whether the row writes global KV
+    lookback_TN: Tensor
+    window_rotation: Rotation  # ratio-0 layers
+    compressed_rotation: Rotation  # layers that read compressed KV
+    block_size: int
+
+    @property
+    def positions_T(self) -> Tensor:
+        return self.attention.positions_T
+
+    def window_slots(self) -> Tensor:
+        """int64 [T]: the place of each row's window record, -1 where its block is not held."""
+        a = self.attention
+        block = a.window_table_RB[a.request_T, a.positions_T // self.block_size]
+        return torch.where(block >= 0, block * self.block_size + a.positions_T % self.block_size, -1)
+
+    def entry_slots(self, ratio: int) -> Tensor:
+        """int64 [T]: the place of the entry that each row closes, -1 where it closes none or must not write."""
+        a = self.attention
+        block = a.block_table_RB[a.request_T, a.positions_T // self.block_size]
+        place = block * (self.block_size // ratio) + a.positions_T % self.block_size // ratio
+        closes = (a.positions_T + 1) % ratio == 0
+        return torch.where((block >= 0) & closes & self.store_T, place, -1)
+
+    def index_rows(self, ratio: int) -> IndexRows:
+        """What each row's indexer may score: the entries whose last token is not after the row."""
+        a = self.attention
+        return IndexRows(
+            request_T=a.request_T, visible_T=(a.positions_T + 1) // ratio, block_table_RB=a.block_table_RB
+        )
+
+    def keep(self, kept: Tensor) -> "Rows":
+        """The same for rows ``kept`` (int64, ascending) only."""
+        a = self.attention
+        return replace(
+            self,
+            attention=replace(a, positions_T=a.positions_T[kept], request_T=a.request_T[kept]),
+            slot_T=self.slot_T[kept],
+            store_T=self.store_T[kept],
+            lookback_TN=self.lookback_TN[kept],
+            window_rotation=(self.window_rotation[0][kept], self.window_rotation[1][kept]),
+            compressed_rotation=(self.compressed_rotation[0][kept], self.compressed_rotation[1][kept]),
+        )
+
+    def cut_windows(self, everything: "Rows") -> "Rows":
+        """These kept rows with windows that start at the first kept row, for requests that lost rows of ``everything``.
+
+        Dropped rows have no window records past the last KV source, so nothing before the first kept row may be read there.
+        """
+        requests = self.attention.window_start_R.shape[0]
+        first_kept = _first_position(self.attention, requests)
+        first = _first_position(everything.attention, requests)
+        start = torch.where(first_kept > first, first_kept, self.attention.window_start_R)
+        return replace(self, attention=replace(self.attention, window_start_R=start))
+
+
+def rows_of(
+    batch: ForwardBatch,
+    *,
+    window_frequencies: Tensor,
+    compressed_frequencies: Tensor,
+    block_size: int,
+    ops: Ops,
+) -> Rows:
+    """Work the rows of ``batch`` out."""
+    rotations = [
+        ops.norm_rope.angles(batch.positions_T, f) for f in (window_frequencies, compressed_frequencies)
+    ]
+    return Rows(
+        attention=AttentionRows(
+            positions_T=batch.positions_T,
+            request_T=batch.request_T,
+            window_table_RB=batch.window_table_RB,
+            window_start_R=batch.window_start_R,
+            block_table_RB=batch.block_table_RB,
+        ),
+        slot_T=batch.slot_R[batch.request_T],
+        store_T=batch.store_T,
+        lookback_TN=batch.lookback_TN,
+        window_rotation=rotations[0],
+        compressed_rotation=rotations[1],
+        block_size=block_size,
+    )
+
+
+def _first_position(rows: AttentionRows, requests: int) -> Tensor:
+    none = torch.full((requests,), torch.iinfo(torch.int64).max, device=rows.positions_T.device)
+    return none.scatter_reduce(0, rows.request_T, rows.positions_T, "amin")

@@ -1,0 +1,1 @@
+"""One rank's device side: a StepPlan in, a StepResult out."""

@@ -1,0 +1,91 @@
+"""StepPlan -> ForwardBatch: the rows of all spans, concatenated, with everything a forward reads.
+
+Takes spans, slots that are already up to date, and the Engram token map; gives tensors. Knows no policy and no sampling.
+Suffixes: T rows, R requests (one a span), B table columns, N look-back columns.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashstep.model.batch import ForwardBatch
+from flashstep.runner.histories import History, Slots
+from flashstep.runner.replay import kept_count, kept_rows
+from flashstep.step import Span
+
+
+class BatchBuilder:
+    """Builds the batch of a step.
+
+    ``token_map`` int64 [vocabulary] holds compressed ids; ``pad`` is the compressed PAD; ``lookback`` is N;
+    ``trim_window`` is how many last rows are kept past the last KV source, or None where every row runs everywhere.
+    """
+
+    def __init__(
+        self, *, token_map: np.ndarray, pad: int, lookback: int, trim_window: int | None, device: torch.device
+    ) -> None:
+        self._token_map = token_map
+        self._pad = pad
+        self._lookback = lookback
+        self._trim_window = trim_window
+        self._device = device
+
+    def build(self, spans: Sequence[Span], slots: Slots) -> ForwardBatch:
+        """One row a token of ``spans``, whose slots have been extended."""
+        histories = [slots.holder(span.slot) for span in spans]
+        tokens, lookbacks = zip(*map(self._tokens, spans, histories), strict=True)
+        lengths = [span.length for span in spans]
+        slot_R = np.array([span.slot for span in spans], dtype=np.int64)
+        columns = max(-(-(span.start + span.length) // slots.block_size) for span in spans)
+        kept = None if self._trim_window is None else kept_rows(spans, window=self._trim_window)
+        logit_rows = self._logit_rows(spans, histories)
+        return ForwardBatch(
+            input_ids_T=self._tensor(np.concatenate(tokens)),
+            positions_T=self._tensor(np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])),
+            request_T=self._tensor(np.repeat(np.arange(len(spans)), lengths)),
+            slot_R=self._tensor(slot_R),
+            block_table_RB=self._tensor(slots.blocks[slot_R, :columns]),
+            window_table_RB=self._tensor(slots.window_blocks[slot_R, :columns]),
+            window_start_R=self._tensor(slots.window_start[slot_R]),
+            store_T=self._tensor(np.concatenate([np.arange(s.length) >= s.replay for s in spans])),
+            lookback_TN=self._tensor(np.concatenate(lookbacks)),
+            logit_rows=self._tensor(logit_rows),
+            tail_rows=None if kept is None else self._tensor(kept),
+        )
+
+    def _tokens(self, span: Span, history: History) -> tuple[np.ndarray, np.ndarray]:
+        """int64 ids [length], and compressed ids [length, N] of each token and those before it, newest first."""
+        before = min(span.start, self._lookback - 1)
+        ids = np.array(history.tokens(span.start - before, span.start + span.length), dtype=np.int64)
+        padding = np.full(self._lookback - 1 - before, self._pad, dtype=np.int64)
+        compressed = np.concatenate([padding, self._token_map[ids]])
+        lookback = np.lib.stride_tricks.sliding_window_view(compressed, self._lookback)[:, ::-1]
+        return ids[before:], lookback
+
+    def _logit_rows(self, spans: Sequence[Span], histories: Sequence[History]) -> np.ndarray:
+        """The rows whose logits are wanted, span by span, counted among the rows that run to the end."""
+        rows: list[int] = []
+        base = 0
+        for span, history in zip(spans, histories, strict=True):
+            count = span.length if self._trim_window is None else kept_count(span, window=self._trim_window)
+            dropped = span.length - count
+            rows += [base + offset - dropped for offset in wanted_offsets(span, history)]
+            base += count
+        return np.array(rows, dtype=np.int64)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def prompt_logprob_count(span: Span, history: History) -> int:
+    """How many prompt tokens, at positions span.start + 1 and on, the rows of ``span`` say something about."""
+    if not span.prompt_logprobs:
+        return 0
+    return max(min(span.length, len(history.request.prompt) - 1 - span.start), 0)
+
+
+def wanted_offsets(span: Span, history: History) -> list[int]:
+    """The rows of ``span`` whose logits are wanted: those that predict prompt tokens, then the one that is sampled from."""
+    return [*range(prompt_logprob_count(span, history)), *([span.length - 1] if span.sample else [])]

@@ -1,0 +1,185 @@
+"""EngineConfig -> Runner: the only composition of the lower half (configuration, token map, weights, memory, model, kernels).
+
+Everything that can be refused is looked at before anything is allocated or computed, and refused together: one ``ConfigError``
+with all reasons. Nothing below this file reads an EngineConfig.
+"""
+
+import contextlib
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from flashstep.cache.budget import CacheBudget, plan_cache
+from flashstep.cache.groups import CacheGroups
+from flashstep.cache.pool import CachePool
+from flashstep.config.cache import CacheConfig, HitPolicy
+from flashstep.config.engine import ENGRAM_TABLES, LOAD_FORMATS, SCHEDULING_POLICIES, EngineConfig
+from flashstep.config.errors import ConfigError
+from flashstep.config.model import ModelConfig
+from flashstep.config.scheduler import SchedulerConfig
+from flashstep.engram.hash import EngramHash
+from flashstep.engram.table import MMAP, EngramTable
+from flashstep.engram.token_map import TokenMap
+from flashstep.kernels import Ops, choose_ops
+from flashstep.model.transformer import Transformer
+from flashstep.runner.batch import BatchBuilder
+from flashstep.runner.facts import RunnerFacts
+from flashstep.runner.replay import may_trim
+from flashstep.runner.runner import ModelRunner
+from flashstep.weights.load import Loaded, Progress, dummy_weights, load_weights
+
+DUMMY = "dummy"
+
+
+def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> ModelRunner:
+    """A runner that is ready for its first plan; ``progress`` hears how far loading has come."""
+    device = torch.device("cpu")
+    model = ModelConfig.read(config.model)
+    reasons = _option_problems(config)
+    token_map: TokenMap | None = None
+    budget: CacheBudget | None = None
+    ops: Ops | None = None
+    loaded: Loaded | None = None
+    tables: dict[int, EngramTable] = {}
+    eos_token_ids: tuple[int, ...] = ()
+    with _refusing(reasons):
+        token_map = read_token_map(config.model, model)
+    with _refusing(reasons):
+        eos_token_ids = _eos_token_ids(config.model, model)
+    with _refusing(reasons):
+        EngramHash(model)
+    with _refusing(reasons):
+        budget = plan_cache(model, config)
+    with _refusing(reasons):
+        ops = choose_ops(device, kernels=config.kernels)
+    if not _option_problems(config):
+        with _refusing(reasons):
+            loaded = _load(config, model, progress=progress)
+            tables = {
+                layer: EngramTable.place(
+                    planes.values_RD, planes.scales_RG, where=config.engram_table, device=device
+                )
+                for layer, planes in loaded.engram.items()
+            }
+    if reasons:
+        raise ConfigError(str(config.model), reasons)
+    assert token_map is not None and budget is not None and ops is not None and loaded is not None
+    facts = _facts(config, model, budget=budget, eos_token_ids=eos_token_ids, token_map=token_map)
+    pool = CachePool(
+        CacheGroups.of(model),
+        num_blocks=budget.num_blocks,
+        num_window_blocks=budget.num_window_blocks,
+        block_size=budget.block_size,
+        num_slots=config.max_num_seqs,
+        device=device,
+    )
+    transformer = Transformer(model, loaded.weights, ops=ops, pool=pool, engram_tables=tables)
+    batches = batch_builder(model, token_map, policy=config.hit_policy, device=device)
+    return ModelRunner(facts, model=transformer, batches=batches)
+
+
+def batch_builder(
+    model: ModelConfig, token_map: TokenMap, *, policy: HitPolicy, device: torch.device
+) -> BatchBuilder:
+    """The batch builder of ``model`` under ``policy``."""
+    trims = policy is HitPolicy.BOUNDED and may_trim(model)
+    return BatchBuilder(
+        token_map=token_map.array,
+        pad=token_map.ids[model.engram_pad_token_id] if model.engram_layer_ids else 0,
+        lookback=max(model.engram_max_ngram_size, 1),
+        trim_window=model.sliding_window if trims else None,
+        device=device,
+    )
+
+
+def read_token_map(folder: Path, model: ModelConfig) -> TokenMap:
+    """The token map of the checkpoint's tokenizer; a model without Engram may come without one."""
+    if not model.engram_layer_ids and not (folder / "tokenizer.json").is_file():
+        return TokenMap.of(np.zeros(model.vocab_size, dtype=np.int64).tolist())
+    return TokenMap.read(folder, model)
+
+
+@contextlib.contextmanager
+def _refusing(reasons: list[str]) -> Generator[None]:
+    """Note what a stage refuses, and go on to the next, so that the user hears of everything at once."""
+    try:
+        yield
+    except ConfigError as error:
+        reasons += [f"{error.subject}: {problem}" for problem in error.problems]
+    except ValueError as error:
+        reasons.append(str(error))
+
+
+def _option_problems(config: EngineConfig) -> list[str]:
+    problems = [
+        f"{name} is {value!r}; allowed are {', '.join(allowed)}"
+        for name, value, allowed in (
+            ("load_format", config.load_format, LOAD_FORMATS),
+            ("engram_table", config.engram_table, ENGRAM_TABLES),
+            ("scheduling_policy", config.scheduling_policy, SCHEDULING_POLICIES),
+        )
+        if value not in allowed
+    ]
+    if config.load_format == DUMMY and config.engram_table == MMAP:
+        problems.append("engram_table is 'mmap', but dummy weights lie in no file; use 'memory'")
+    return problems
+
+
+def _load(config: EngineConfig, model: ModelConfig, *, progress: Progress | None) -> Loaded:
+    if config.load_format == DUMMY:
+        return dummy_weights(model, seed=config.seed, progress=progress)
+    return load_weights(config.model, model, progress=progress)
+
+
+def _eos_token_ids(folder: Path, model: ModelConfig) -> tuple[int, ...]:
+    """The EOS ids of config.json and, where there is one, of generation_config.json; all of them end a request."""
+    file = folder / "generation_config.json"
+    if not file.is_file():
+        return (model.eos_token_id,)
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(str(file), [f"it is not JSON: {error}"]) from None
+    given = data.get("eos_token_id", []) if isinstance(data, dict) else None
+    try:
+        ids = msgspec.convert(given if isinstance(given, list) else [given], list[int])
+    except msgspec.ValidationError:
+        ids = [-1]
+    if not all(0 <= token < model.vocab_size for token in ids):
+        reason = f"eos_token_id is {given!r}; it must be a token id in 0..{model.vocab_size - 1}, or a list of them"
+        raise ConfigError(str(file), [reason])
+    return tuple(dict.fromkeys((model.eos_token_id, *ids)))
+
+
+def _facts(
+    config: EngineConfig,
+    model: ModelConfig,
+    *,
+    budget: CacheBudget,
+    eos_token_ids: tuple[int, ...],
+    token_map: TokenMap,
+) -> RunnerFacts:
+    return RunnerFacts(
+        scheduler=SchedulerConfig(
+            max_model_len=budget.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            policy=config.scheduling_policy,
+        ),
+        cache=CacheConfig(
+            block_size=budget.block_size,
+            num_blocks=budget.num_blocks,
+            num_window_blocks=budget.num_window_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
+            hit_policy=config.hit_policy,
+        ),
+        sliding_window=model.sliding_window,
+        vocab_size=model.vocab_size,
+        eos_token_ids=eos_token_ids,
+        token_map_fingerprint=token_map.fingerprint,
+    )

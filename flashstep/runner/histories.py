@@ -1,0 +1,87 @@
+"""What the runner remembers between steps: the tokens of each request, and the tables of each slot.
+
+Owns histories by request id (they outlive a preemption) and block tables by slot (they do not), both brought up to date by the
+deltas of plans. Knows no tensors; numpy arrays are what a batch is cut from.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flashstep.request import Request
+from flashstep.step import Admission, Span
+
+ABSENT = -1
+
+
+@dataclass(kw_only=True, slots=True)
+class History:
+    """One request and the tokens it has so far."""
+
+    request: Request
+    output: list[int] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Tokens at positions ``start .. stop - 1``."""
+        assert 0 <= start <= stop <= self.length, (start, stop, self.length)
+        prompt = self.request.prompt
+        return [*prompt[start:stop], *self.output[max(start - len(prompt), 0) : max(stop - len(prompt), 0)]]
+
+
+class Slots:
+    """Who sits in each slot, and its block tables; index ``position // block_size``, ``ABSENT`` where there is no block."""
+
+    def __init__(self, count: int, *, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        columns = -(-max_model_len // block_size)
+        self.blocks = np.full((count, columns), ABSENT, dtype=np.int64)
+        self.window_blocks = np.full((count, columns), ABSENT, dtype=np.int64)
+        self.window_start = np.zeros(count, dtype=np.int64)
+        self._filled = np.zeros((2, count), dtype=np.int64)  # table entries that are known, global and window
+        self._holders: list[History | None] = [None] * count
+        self._computed = [0] * count  # at admission, until the first span
+
+    def holder(self, slot: int) -> History:
+        """Whose slot it is."""
+        holder = self._holders[slot]
+        assert holder is not None, f"slot {slot} is empty"
+        return holder
+
+    def take(self, admission: Admission, history: History) -> None:
+        """Put ``history`` into its slot, with empty tables."""
+        slot = admission.slot
+        assert self._holders[slot] is None, f"slot {slot} is taken"
+        self._holders[slot] = history
+        self._computed[slot] = admission.computed
+        self.window_start[slot] = 0
+
+    def drop(self, slot: int) -> None:
+        """Empty ``slot``; its blocks may belong to somebody else from now on."""
+        self.holder(slot)
+        self._holders[slot] = None
+        self.blocks[slot] = ABSENT
+        self.window_blocks[slot] = ABSENT
+        self._filled[:, slot] = 0
+
+    def extend(self, span: Span) -> None:
+        """Append what ``span`` brings to its slot's tables, and fix what its windows may see."""
+        slot = span.slot
+        if span.replay and self._filled[0, slot] == 0:  # the first span of a bounded hit
+            assert span.start == self._computed[slot], "a replay starts where the admission says"
+            self.window_start[slot] = span.start
+        _append(self.blocks[slot], span.blocks, start=int(self._filled[0, slot]))
+        self._filled[0, slot] += len(span.blocks)
+        start = max(int(self._filled[1, slot]), span.window_base)
+        _append(self.window_blocks[slot], span.window_blocks, start=start)
+        self._filled[1, slot] = start + len(span.window_blocks)
+        end = span.start + span.length
+        held = self._filled[:, slot] * self.block_size
+        assert end <= held.min(), f"slot {slot} has blocks for {held} tokens and runs rows up to {end}"
+
+
+def _append(table: np.ndarray, blocks: tuple[int, ...], *, start: int) -> None:
+    table[start : start + len(blocks)] = blocks

@@ -1,0 +1,1 @@
+"""Logits to tokens: counter-based randomness, the sampler, log-probabilities."""

@@ -1,0 +1,1 @@
+"""Who runs next: request ids, positions and block numbers, never token values' meaning, never tensors (torch-free)."""

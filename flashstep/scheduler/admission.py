@@ -1,0 +1,140 @@
+"""May a waiting request start now: prefix hit, blocks, and the memory of both pools with its fences.
+
+A prompt is admitted only if all global blocks of its tokens are there, and takes them at once: two long prompts never
+squeeze each other out half-way. Window blocks are taken chunk by chunk (they come back as the window slides).
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from flashstep.cache.blocks import BlockPool
+from flashstep.cache.prefix import MISS, Hit, longest_hit
+from flashstep.config.cache import CacheConfig, HitPolicy
+from flashstep.scheduler.states import Job, Tables
+
+
+class Memory:
+    """Both block pools of an engine, and the blocks that wait behind a step.
+
+    A released block that a planned step may still touch is *fenced*: it counts as owned until that step has returned.
+    """
+
+    def __init__(
+        self,
+        cache: CacheConfig,
+        *,
+        window: int,
+        global_pool: BlockPool | None = None,
+        window_pool: BlockPool | None = None,
+    ) -> None:
+        self.cache = cache
+        self.window = window
+        self.blocks = global_pool or BlockPool(cache.num_blocks)
+        self.window_blocks = window_pool or BlockPool(cache.num_window_blocks)
+        self._fences: deque[tuple[int, list[int], list[int]]] = deque()
+
+    @property
+    def fenced(self) -> bool:
+        """Blocks are on their way back."""
+        return bool(self._fences)
+
+    @property
+    def usage(self) -> float:
+        return self.blocks.owned / self.blocks.num_blocks
+
+    @property
+    def live_window_blocks(self) -> int:
+        """Window blocks that a request holds at most when it decodes: its window and the block it writes."""
+        return -(-self.window // self.cache.block_size) + 1
+
+    def give_back(self, tables: Tables, *, behind: int | None) -> None:
+        """Release ``tables``; ``behind`` is the newest planned step that may touch them (None: no step does)."""
+        blocks, window = tables.blocks[::-1], tables.window[::-1]
+        if behind is None:
+            self.blocks.release(blocks)
+            self.window_blocks.release(window)
+        else:
+            self._fences.append((behind, blocks, window))
+
+    def open_fences(self, step: int) -> None:
+        """``step`` has returned: release what waited for it and earlier ones."""
+        still: deque[tuple[int, list[int], list[int]]] = deque()
+        for fence in self._fences:
+            behind, blocks, window = fence
+            if behind > step:
+                still.append(fence)
+                continue
+            self.blocks.release(blocks)
+            self.window_blocks.release(window)
+        self._fences = still
+
+    def slide(self, tables: Tables, position: int) -> None:
+        """Rows before ``position`` have returned and none will run again: let go of windows that no later row reads."""
+        behind = position - self.window
+        if behind > 0:
+            self.window_blocks.release(tables.slide(behind // self.cache.block_size), cold=True)
+
+    def register(self, job: Job) -> None:
+        """Tell the prefix cache of the blocks that ``job`` has filled (or has planned to) with known tokens.
+
+        Steps run in order, so a block may be found from the moment that the step which fills it is planned.
+        """
+        tables, size = job.tables, self.cache.block_size
+        full = min(job.computed, len(job.tokens)) // size
+        if tables is None or full <= job.registered or not self.cache.enable_prefix_caching:
+            return
+        job.chain.extend(job.tokens)
+        for index in range(job.registered, full):
+            key = job.chain.keys[index]
+            self.blocks.register(tables.blocks[index], key)
+            if self.cache.hit_policy is HitPolicy.EXACT and index >= tables.window_first:
+                self.window_blocks.register(tables.window[index - tables.window_first], key)
+        job.registered = full
+
+    def check_integrity(self, tables: Iterable[Tables]) -> None:
+        """Assert that ``tables`` and the fences explain every owned block of both pools."""
+        held = list(tables)
+        self.blocks.check_integrity([*(t.blocks for t in held), *(blocks for _, blocks, _ in self._fences)])
+        self.window_blocks.check_integrity(
+            [*(t.window for t in held), *(window for _, _, window in self._fences)]
+        )
+
+
+def look_up(job: Job, memory: Memory) -> Hit:
+    """The prefix hit that ``job`` may use. At least one row is always left to compute.
+
+    A request that still wants log-probabilities of its prompt takes none: they need every row.
+    """
+    cache = memory.cache
+    if not cache.enable_prefix_caching or job.wants_prompt_logprobs:
+        return MISS
+    job.chain.extend(job.tokens)
+    usable = (job.length - 1) // cache.block_size
+    return longest_hit(
+        job.chain.keys[:usable],
+        global_pool=memory.blocks,
+        window_pool=memory.window_blocks,
+        policy=cache.hit_policy,
+        block_size=cache.block_size,
+        window=memory.window,
+    )
+
+
+def admit(job: Job, memory: Memory, *, slot: int, reserve: int, now: float) -> bool:
+    """Start ``job`` in ``slot`` if both pools have what it needs and ``reserve`` global blocks besides; else change nothing."""
+    hit = look_up(job, memory)
+    size = memory.cache.block_size
+    total = -(-job.length // size)
+    fresh = total - len(hit.blocks)
+    if memory.blocks.available - memory.blocks.unowned(hit.blocks) < fresh + reserve:
+        return False
+    window_start = hit.window_base + len(hit.window_blocks)
+    window_fresh = min(total - window_start, max(memory.live_window_blocks - len(hit.window_blocks), 1))
+    if memory.window_blocks.available - memory.window_blocks.unowned(hit.window_blocks) < window_fresh:
+        return False
+    memory.blocks.share(hit.blocks)
+    memory.window_blocks.share(hit.window_blocks)
+    tables = Tables(slot, hit=hit)
+    tables.blocks.extend(memory.blocks.allocate(fresh))
+    job.admit(tables, hit=hit, now=now)
+    return True

@@ -1,0 +1,157 @@
+"""Routes and lifetime of the HTTP server: Starlette on uvicorn.
+
+Takes an engine client and a chat encoder; gives an ASGI application (``create_app``) or runs it until told to stop
+(``run_server``). Knows nothing of how the engine was started.
+"""
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import uvicorn
+import uvloop
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from flashstep.chat.encode import ChatEncoder
+from flashstep.ipc.client import EngineClient
+from flashstep.server import health
+from flashstep.server.chat_completions import chat_completions
+from flashstep.server.completions import completions
+from flashstep.server.errors import SENTENCES, ApiError
+from flashstep.server.frontend import Frontend, ServerOptions
+from flashstep.telemetry.log import Log
+
+BACKLOG = 2048  # a burst of connections waits here instead of being refused
+GRACE_S = 5  # how long running answers may take to end after the first signal to stop
+
+_log = Log("server")
+
+
+def create_app(client: EngineClient, encoder: ChatEncoder, options: ServerOptions) -> Starlette:
+    """The application. ``client`` must be ready (``await client.start(...)``) on the loop that will serve."""
+    routes = [
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", health.models),
+        Route("/v1/models/{name:path}", health.model),
+        Route("/tokenize", health.tokenize, methods=["POST"]),
+        Route("/detokenize", health.detokenize, methods=["POST"]),
+        Route("/health", health.health),
+        Route("/ping", health.health, methods=["GET", "POST"]),
+        Route("/version", health.version),
+        Route("/metrics", health.metrics),
+    ]
+    handlers = {ApiError: _refused, HTTPException: _no_such_path, Exception: _our_fault}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.state.front = Frontend(client, encoder, options)
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    sentence = SENTENCES.get(error.status_code, error.detail)
+    return ApiError(f"{request.method} {request.url.path}: {sentence}", status=error.status_code).response()
+
+
+async def _our_fault(request: Request, error: Exception) -> Response:
+    """A defect of this server. Starlette raises the error again after this answer, so that it is logged with its trace."""
+    return ApiError("internal error", status=500).response()
+
+
+async def serve(
+    client: EngineClient,
+    encoder: ChatEncoder,
+    options: ServerOptions,
+    *,
+    on_listening: Callable[[str, int], None] | None = None,
+) -> None:
+    """Wait for the engine, then serve until SIGINT, SIGTERM or the engine's shutdown by ``client.close``.
+
+    Raises ``EngineDied`` or ``TimeoutError`` if the engine never gets ready, ``OSError`` if the port cannot be had. If the engine
+    dies later the server stays: running requests get an error, new ones and /health get 503.
+    """
+    await client.start(timeout_s=options.ready_timeout_s)
+    app = create_app(client, encoder, options)
+    listener = _listen(options.host, options.port)
+    config = uvicorn.Config(
+        app,
+        log_level=options.log_level,
+        access_log=False,
+        lifespan="off",
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    watcher = asyncio.create_task(_report_death(client))
+    if on_listening is not None:
+        host, port = listener.getsockname()[:2]
+        on_listening(host, port)
+    try:
+        with _signals_only_stop():
+            await uvicorn.Server(config).serve(sockets=[listener])
+    finally:
+        watcher.cancel()
+        listener.close()
+
+
+@contextmanager
+def _signals_only_stop() -> Generator[None]:
+    """uvicorn raises the signal that stopped it again, for an earlier handler. Here there is none to call: ``serve`` returns."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_server(
+    client: EngineClient,
+    encoder: ChatEncoder,
+    options: ServerOptions,
+    *,
+    on_listening: Callable[[str, int], None] | None = None,
+) -> None:
+    """``serve`` on a fresh uvloop event loop; returns when the server has stopped. For the command line.
+
+    ``client`` is a new ``EngineClient`` whose engine process was started (it need not be ready: this waits). ``encoder`` is
+    ``ChatEncoder(TextTokenizer.from_file(folder / "tokenizer.json"))``. ``on_listening(host, port)`` is called once requests are
+    accepted (``port`` 0 in ``options`` takes a free one). The caller closes the client and ends the engine.
+    """
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        runner.run(serve(client, encoder, options, on_listening=on_listening))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    return uvloop.new_event_loop()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+async def _report_death(client: EngineClient) -> None:
+    _log.error("the engine is gone", reason=await client.wait_failed())

@@ -1,0 +1,91 @@
+"""The small endpoints: /health, /ping, /version, /metrics, /v1/models, /tokenize, /detokenize."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+import flashstep
+from flashstep.server import intake
+from flashstep.server.answering import LARGE_BODY_BYTES, json_response, read_body
+from flashstep.server.errors import ApiError
+from flashstep.server.frontend import Frontend
+from flashstep.server.openai import DetokenizeBody, TokenizeBody, decode
+
+
+async def health(request: Request) -> Response:
+    """200 with no body while the engine lives, else 503."""
+    front: Frontend = request.app.state.front
+    front.check_alive()
+    return Response(status_code=200)
+
+
+async def version(request: Request) -> Response:
+    return json_response(msgspec.json.encode({"version": flashstep.__version__}))
+
+
+async def metrics(request: Request) -> Response:
+    front: Frontend = request.app.state.front
+    return Response(front.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _card(front: Frontend, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": front.created,
+        "owned_by": "flashstep",
+        "root": front.names[0],
+        "parent": None,
+        "max_model_len": front.ready.max_model_len,
+    }
+
+
+async def models(request: Request) -> Response:
+    front: Frontend = request.app.state.front
+    return json_response(
+        msgspec.json.encode({"object": "list", "data": [_card(front, name) for name in front.names]})
+    )
+
+
+async def model(request: Request) -> Response:
+    front: Frontend = request.app.state.front
+    name = request.path_params["name"]
+    front.check_model(name)
+    return json_response(msgspec.json.encode(_card(front, name)))
+
+
+async def tokenize(request: Request) -> Response:
+    front: Frontend = request.app.state.front
+    data = await read_body(request, limit=front.max_body_bytes)
+    body = decode(data, TokenizeBody)
+    front.check_model(body.model)
+    large = len(data) > LARGE_BODY_BYTES
+    ids = await asyncio.to_thread(_ids, front, body) if large else _ids(front, body)
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": front.ready.max_model_len, "tokens": ids}
+    if body.return_token_strs:
+        answer["token_strs"] = [front.tokenizer.token_text(token) for token in ids]
+    return json_response(msgspec.json.encode(answer))
+
+
+def _ids(front: Frontend, body: TokenizeBody) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError("give either prompt or messages", param="prompt")
+    if body.prompt is not None:
+        return front.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+    return list(intake.chat_prompt(front, intake.conversation(body)).ids)
+
+
+async def detokenize(request: Request) -> Response:
+    front: Frontend = request.app.state.front
+    body = decode(await read_body(request, limit=front.max_body_bytes), DetokenizeBody)
+    front.check_model(body.model)
+    for token in body.tokens:
+        if not 0 <= token < front.ready.vocab_size:
+            raise ApiError(
+                f"tokens holds {token}; token ids lie in 0..{front.ready.vocab_size - 1}", param="tokens"
+            )
+    return json_response(msgspec.json.encode({"prompt": front.tokenizer.decode(body.tokens)}))

@@ -1,0 +1,1 @@
+"""What the running system says of itself: structured log lines (torch-free)."""

@@ -1,0 +1,1 @@
+"""Checkpoint <-> parameters: released names, reading, writing and random weights."""

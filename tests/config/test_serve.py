@@ -1,0 +1,82 @@
+"""Command-line options: ranges, all problems at once, and the engine's half carried over whole."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flashstep.config.cache import HitPolicy
+from flashstep.config.engine import ENGRAM_TABLES, LOAD_FORMATS, SCHEDULING_POLICIES, EngineConfig
+from flashstep.config.errors import ConfigError
+from flashstep.config.serve import EngineOptions, ServeConfig
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"max_model_len": 1}, "--max-model-len is 1"),
+        ({"max_num_seqs": 0}, "--max-num-seqs is 0"),
+        ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens is 0"),
+        ({"long_prefill_token_threshold": -1}, "--long-prefill-token-threshold is -1"),
+        ({"block_size": 0}, "--block-size is 0"),
+        ({"block_size": 33}, "--block-size is 33; it must be even"),
+        ({"kv_cache_memory_bytes": 0}, "--kv-cache-memory-bytes is 0"),
+        ({"num_gpu_blocks_override": 0}, "--num-gpu-blocks-override is 0"),
+        ({"seed": -1}, "--seed is -1"),
+        ({"kernels": "fast"}, "--kernels is 'fast'"),
+        ({"kernels": "reference:gemm"}, "FAMILY.OP"),
+        ({"port": 65536}, "--port is 65536"),
+        ({"host": ""}, "--host is empty"),
+        ({"served_model_name": (" ",)}, "--served-model-name holds ' '"),
+        ({"served_model_name": ("a", "a")}, "one name twice"),
+    ],
+)
+def test_each_value_out_of_range_is_a_sentence(values: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError, match="command line") as caught:
+        ServeConfig(**values).checked()
+    assert len(caught.value.problems) == 1 and sentence in caught.value.problems[0]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    assert len(ServeConfig(port=-1, block_size=-3, max_num_seqs=0, kernels="x").problems()) == 5
+
+
+def test_defaults_are_usable() -> None:
+    assert ServeConfig().checked() == ServeConfig()
+
+
+def test_every_engine_option_reaches_the_engine() -> None:
+    options = EngineOptions(
+        load_format="dummy",
+        seed=7,
+        max_model_len=100,
+        max_num_seqs=3,
+        max_num_batched_tokens=17,
+        long_prefill_token_threshold=9,
+        scheduling_policy="priority",
+        block_size=8,
+        kv_cache_memory_bytes=12345,
+        num_gpu_blocks_override=44,
+        enable_prefix_caching=False,
+        prefix_hit_policy=HitPolicy.BOUNDED,
+        engram_table="mmap",
+        kernels="reference",
+    ).checked()
+    engine = options.engine(Path("somewhere"))
+    default = EngineConfig(model=Path())
+    for field in msgspec.structs.fields(EngineConfig):
+        assert getattr(engine, field.name) != getattr(default, field.name), field.name
+    assert (
+        len(msgspec.structs.fields(EngineConfig)) == len(msgspec.structs.fields(EngineOptions)) + 1
+    )  # the model
+
+
+def test_option_defaults_are_the_engines() -> None:
+    assert EngineOptions().engine(Path("m")) == EngineConfig(model=Path("m"))
+
+
+def test_choices_are_the_engines() -> None:
+    choices = {field.name: field.type for field in msgspec.structs.fields(EngineOptions)}
+    assert choices["load_format"].__args__ == LOAD_FORMATS
+    assert choices["engram_table"].__args__ == ENGRAM_TABLES
+    assert choices["scheduling_policy"].__args__ == SCHEDULING_POLICIES

@@ -1,0 +1,105 @@
+"""The two ends of the wire, over real sockets."""
+
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flashstep.ipc import messages
+from flashstep.ipc.channel import Addresses, EngineEnd, ServerEnd
+from flashstep.request import TokenLogprob
+from tests.scheduler.driving import request
+
+
+@pytest.fixture
+def ends():
+    addresses = Addresses.fresh()
+    server, engine = ServerEnd(addresses), EngineEnd(addresses)
+    yield server, engine
+    engine.close()
+    server.close()
+    addresses.remove()
+    assert not Path(addresses.folder).exists()
+
+
+def wait_for(end):
+    assert end.readable.poll(2000), "nothing came"
+    return end.receive()
+
+
+READY = messages.Ready(
+    max_model_len=4,
+    max_num_seqs=1,
+    num_blocks=2,
+    block_size=2,
+    hit_policy="exact",
+    vocab_size=9,
+    token_map_fingerprint="f",
+)
+STATS = messages.Stats(
+    running=1,
+    waiting=2,
+    cache_usage=0.5,
+    prefix_queries=3,
+    prefix_hits=4,
+    preemptions=5,
+    prompt_tokens=6,
+    generation_tokens=7,
+    steps=8,
+)
+LOGPROB = TokenLogprob(3, -0.5, 2, ((4, -0.1, 1),))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        READY,
+        STATS,
+        messages.Rejected("r", "why"),
+        messages.Failed("because"),
+        messages.Outputs(
+            (
+                messages.RequestOutput(id="a", tokens=(1, 2), logprobs=(LOGPROB,)),
+                messages.RequestOutput(id="b", finish_reason="stop", stop_token=1, cached_tokens=0, queued_s=0.25),
+            )
+        ),
+    ],
+)
+def test_what_the_engine_says_arrives_unchanged(ends, message):
+    server, engine = ends
+    engine.send(message)
+    assert wait_for(server) == message
+    assert server.receive() is None
+
+
+def test_what_the_server_says_arrives_unchanged_and_in_order(ends):
+    server, engine = ends
+    engine.send(READY)
+    wait_for(server)
+    full = request("r", (1, 2, 3), 9, logit_bias={5: -1.0}, bad_words=((1, 2),), seed=-7, cache_salt="s", priority=-2)
+    sent = [messages.Submit((full,)), messages.Abort(("r", "q")), messages.Shutdown()]
+    for message in sent:
+        server.send(message)
+    assert [wait_for(engine) for _ in sent] == sent
+
+
+def test_nothing_is_dropped_however_much_waits(ends):
+    server, engine = ends
+    for number in range(5000):
+        engine.send(messages.Failed(str(number)))
+    assert [wait_for(server).reason for _ in range(5000)] == [str(n) for n in range(5000)]
+
+
+def test_only_its_user_may_enter_the_folder():
+    addresses = Addresses.fresh()
+    assert stat.S_IMODE(Path(addresses.folder).stat().st_mode) == 0o700
+    addresses.remove()
+
+
+def test_an_unknown_message_is_an_error(ends):
+    server, engine = ends
+    engine._out.send(msgspec.msgpack.encode({"type": "Surprise"}))
+    assert server.readable.poll(2000)
+    with pytest.raises(msgspec.ValidationError):
+        server.receive()

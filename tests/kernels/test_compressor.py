@@ -1,0 +1,91 @@
+"""Pair pooling: alignment to absolute positions, any cut, neighbours, and the ring that carries the open half."""
+
+import pytest
+import torch
+
+from flashstep.kernels.compressor import Compressor
+from tests.kernels.implementations import families
+
+pytestmark = pytest.mark.parametrize("compressor", families(Compressor))
+LENGTH, CHANNELS, SLOTS, RING = 40, 16, 3, 8
+
+
+def rows(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(LENGTH, CHANNELS, generator=generator), torch.randn(
+        LENGTH, CHANNELS, generator=generator
+    )
+
+
+def pooled(value: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
+    """bf16 [LENGTH / 2, C]: softmax over the pair, said differently."""
+    weights = torch.softmax(score.double().unflatten(0, (-1, 2)), dim=1)
+    return (value.double().unflatten(0, (-1, 2)) * weights).sum(1).bfloat16()
+
+
+def run(compressor: Compressor, pieces: list[tuple[int, int, int]], data: dict) -> dict:
+    """Steps of (slot, start, stop) runs -> the closed rows by (slot, position)."""
+    tail = torch.full((SLOTS, RING, 2, CHANNELS), float("nan"))
+    closed = {}
+    for step in pieces:
+        value = torch.cat([data[slot][0][start:stop] for slot, start, stop in step])
+        score = torch.cat([data[slot][1][start:stop] for slot, start, stop in step])
+        slot_T = torch.cat([torch.full((stop - start,), slot) for slot, start, stop in step])
+        positions = torch.cat([torch.arange(start, stop) for _, start, stop in step])
+        place = {"tail": tail, "slot_T": slot_T, "positions_T": positions}
+        out = compressor.pool_pairs(value, score, **place)
+        compressor.store_tail(value, score, **place)
+        assert not out[positions % 2 == 0].any()
+        closed |= {(int(s), int(p)): row for s, p, row in zip(slot_T, positions, out, strict=True) if p % 2}
+    return closed
+
+
+CUTS = {
+    "whole": [[(0, 0, 40)]],
+    "one by one": [[(0, t, t + 1)] for t in range(40)],
+    "odd": [[(0, 0, 7)], [(0, 7, 10)], [(0, 10, 11)], [(0, 11, 40)]],
+    "shared steps": [[(0, 0, 5), (2, 0, 12)], [(2, 12, 13), (0, 5, 6)], [(0, 6, 40), (2, 13, 40)]],
+}
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_pool_pairs_and_store_tail_under_any_cut(compressor: Compressor, cuts: str) -> None:
+    data = {slot: rows(slot) for slot in (0, 2)}
+    closed = run(compressor, CUTS[cuts], data)
+    for slot in {slot for step in CUTS[cuts] for slot, _, _ in step}:
+        want = pooled(*data[slot])
+        for group in range(LENGTH // 2):
+            assert torch.equal(closed[slot, 2 * group + 1], want[group])
+
+
+def test_a_rejected_row_is_overwritten_by_position(compressor: Compressor) -> None:
+    """A04: rows 8 .. 12 are run, rejected from 9 on, and run again with other values; the pair (8, 9) is the new one."""
+    data = {0: rows(0)}
+    other = {0: rows(1)}
+    tail = torch.full((SLOTS, RING, 2, CHANNELS), float("nan"))
+
+    def step(source: dict, start: int, stop: int) -> torch.Tensor:
+        positions = torch.arange(start, stop)
+        place = {
+            "tail": tail,
+            "slot_T": torch.zeros(stop - start, dtype=torch.int64),
+            "positions_T": positions,
+        }
+        out = compressor.pool_pairs(source[0][0][start:stop], source[0][1][start:stop], **place)
+        compressor.store_tail(source[0][0][start:stop], source[0][1][start:stop], **place)
+        return out
+
+    step(data, 0, 13)
+    value, score = (torch.cat((a[:9], b[9:])) for a, b in zip(data[0], other[0], strict=True))
+    assert torch.equal(step({0: (value, score)}, 9, 12)[::2], pooled(value, score)[4:6])
+
+
+def test_store_tail_keeps_the_last_rows_of_each_slot(compressor: Compressor) -> None:
+    value, score = rows(3)
+    tail = torch.zeros(SLOTS, RING, 2, CHANNELS)
+    slot = torch.tensor([1] * 30 + [2] * 10)
+    positions = torch.cat((torch.arange(100, 130), torch.arange(10)))
+    compressor.store_tail(value, score, tail=tail, slot_T=slot, positions_T=positions)
+    for row in (*range(22, 30), *range(32, 40)):
+        assert torch.equal(tail[slot[row], positions[row] % RING], torch.stack((value[row], score[row])))
+    assert not tail[0].any()

@@ -1,0 +1,444 @@
+"""The scheduler against a runner that checks every block, position and token (see fake_runner)."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flashstep.config.cache import HitPolicy
+from flashstep.request import FinishReason
+from tests.scheduler.driving import Rig, request
+
+
+def prompts(count: int, length: int, seed: int = 0) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [[chance.randrange(2, 97) for _ in range(length)] for _ in range(count)]
+
+
+# ---- random event sequences ------------------------------------------------------------------------------------------
+
+
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+@given(
+    seed=st.integers(0, 1 << 30),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    hit_policy=st.sampled_from(list(HitPolicy)),
+    block_size=st.sampled_from([2, 4, 8]),
+    window=st.sampled_from([3, 4, 8]),
+    budget=st.sampled_from([1, 3, 7, 16, 64]),
+    slots=st.sampled_from([1, 2, 5]),
+    spare_blocks=st.integers(0, 12),
+    spare_window=st.integers(0, 12),
+    threshold=st.sampled_from([0, 5]),
+)
+def test_any_sequence_of_events_gives_the_tokens_of_a_sequential_run(
+    seed, policy, hit_policy, block_size, window, budget, slots, spare_blocks, spare_window, threshold
+):
+    chance = random.Random(seed)
+    max_model_len = 40
+    rig = Rig(
+        num_blocks=-(-max_model_len // block_size) + spare_blocks,
+        num_window_blocks=-(-window // block_size) + 2 + spare_window,
+        block_size=block_size,
+        window=window,
+        max_model_len=max_model_len,
+        hit_policy=hit_policy,
+        order_seed=seed,
+        max_num_seqs=slots,
+        max_num_batched_tokens=budget,
+        long_prefill_token_threshold=threshold,
+        policy=policy,
+    )
+    shared = prompts(2, 40, seed)
+    names: list[str] = []
+    for number in range(chance.randrange(1, 25)):
+        event = chance.random()
+        if event < 0.6 or not names:
+            stem = chance.choice(shared)[: chance.randrange(1, 39)]
+            tail = [chance.randrange(2, 97) for _ in range(chance.choice([0, 0, 1, 5]))]
+            item = request(
+                f"r{number}",
+                (stem + tail)[:39],
+                chance.choice([1, 2, 9, 60]),
+                seed=chance.randrange(5),
+                ignore_eos=chance.random() < 0.5,
+                stop_token_ids=tuple(chance.sample(range(2, 97), 2)),
+                prompt_logprobs=chance.choice([None, None, None, 0]),
+                priority=chance.randrange(3),
+                arrival=rig.time,
+                cache_salt=chance.choice(["", "", "other"]),
+            )
+            rig.add(item)
+            names.append(item.id)
+        elif event < 0.7:
+            rig.abort(*chance.sample(names, min(len(names), 2)))
+        for _ in range(chance.randrange(5)):
+            chance.choice([rig.plan, rig.run, rig.commit])()
+            rig.time += 0.1
+        rig.scheduler.check_integrity()
+    rig.finish()
+    rig.check_outputs()
+    for name, item in rig.requests.items():
+        told = rig.told[name]
+        if item.params.prompt_logprobs is not None and told.finish_reason is not FinishReason.ABORT:
+            assert [p.token for p in told.prompt_logprobs] == list(item.prompt[1:])
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_preemption_recomputes_and_everybody_finishes(overlapped):
+    """A13: a pool for one and a half requests, six at once."""
+    rig = Rig(
+        num_blocks=27, num_window_blocks=30, max_model_len=72, max_num_batched_tokens=32, max_num_seqs=8
+    )
+    rig.add(*(request(f"r{i}", p, 64, ignore_eos=True) for i, p in enumerate(prompts(6, 8))))
+    rig.finish(overlapped=overlapped)
+    rig.check_outputs()
+    assert rig.scheduler.stats().preemptions > 0
+    assert (
+        sum(told.outputs[-1].preemptions for told in rig.told.values()) == rig.scheduler.stats().preemptions
+    )
+
+
+def test_a_preempted_request_stands_at_the_head_and_is_the_last_admitted():
+    rig = Rig(
+        num_blocks=7, num_window_blocks=30, max_model_len=28, max_num_seqs=4, enable_prefix_caching=False
+    )
+    rig.add(*(request(n, p, 20, ignore_eos=True) for n, p in zip("abcd", prompts(4, 7), strict=True)))
+    rig.step()  # a, b and c take two blocks each; d needs two and finds one
+    assert [a.request_id for a in rig.plans[0].admitted] == ["a", "b", "c"]
+    while not any(plan.released for plan in rig.plans):
+        assert rig.step()
+    preempting = next(plan for plan in rig.plans if plan.released)
+    assert preempting.admitted == ()
+    while len([a for plan in rig.plans for a in plan.admitted]) == 3:
+        assert rig.step()
+    back = [a.request_id for plan in rig.plans for a in plan.admitted][3]
+    assert back in ("b", "c"), "the head of the line is who was preempted, not d"
+    rig.finish()
+    rig.check_outputs()
+
+
+def test_blocks_of_a_finished_request_wait_for_its_steps_in_flight():
+    rig = Rig(num_blocks=8, max_model_len=32, enable_prefix_caching=False)
+    rig.add(request("a", prompts(1, 8)[0], 20, ignore_eos=True))
+    rig.plan()
+    rig.plan()
+    rig.abort("a")
+    usage = rig.scheduler.stats().cache_usage
+    assert usage > 0, "two steps that write its blocks have not returned"
+    rig.commit()
+    assert rig.scheduler.stats().cache_usage == usage
+    rig.commit()
+    assert rig.scheduler.stats().cache_usage == 0
+    rig.scheduler.check_integrity()
+
+
+def test_windows_slide_so_that_a_long_request_holds_few_window_blocks():
+    rig = Rig(num_blocks=100, num_window_blocks=8, max_model_len=400, max_num_batched_tokens=16)
+    rig.add(request("long", prompts(1, 300)[0], 90, ignore_eos=True))
+    rig.finish()
+    rig.check_outputs()
+
+
+# ---- prefix cache ----------------------------------------------------------------------------------------------------
+
+
+def cached(rig: Rig, name: str) -> int | None:
+    return rig.told[name].outputs[0].cached_tokens
+
+
+def test_a_repeated_prompt_hits_and_unrelated_ones_between_change_nothing():
+    """A01: the same prompt three times, with others between that reuse its slot."""
+    rig = Rig(window=8)
+    x, y, z = prompts(3, 3 * 8 + 5)
+    for name, prompt in [("x1", x), ("y", y), ("x2", x), ("z", z), ("x3", x)]:
+        rig.add(request(name, prompt, 16))
+        rig.finish()
+    rig.check_outputs()
+    assert [cached(rig, n) for n in ("x1", "y", "x2", "z", "x3")] == [0, 0, 28, 0, 28]
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_partial_and_short_prefixes_hit_to_the_block(block_size):
+    """A02: P of 5b + 3 tokens with different tails; and 1.5b tokens alone, twice."""
+    b = block_size
+    rig = Rig(block_size=b, window=8, max_model_len=8 * b)
+    stem, t1, t2, t3 = (
+        p[:n] for p, n in zip(prompts(4, 6 * b), (5 * b + 3, 2 * b, 2 * b, b // 2), strict=True)
+    )
+    for name, tail in (("1", t1), ("2", t2), ("3", t3)):
+        rig.add(request(name, stem + tail))
+        rig.finish()
+    short = prompts(1, 3 * b // 2, seed=5)[0]
+    for name in ("short1", "short2"):
+        rig.add(request(name, short))
+        rig.finish()
+    rig.check_outputs()
+    assert [cached(rig, n) for n in ("1", "2", "3", "short1", "short2")] == [0, 5 * b, 5 * b, 0, b]
+
+
+def test_at_least_one_prompt_token_is_computed():
+    rig = Rig(block_size=4)
+    prompt = prompts(1, 16)[0]
+    for name in "ab":
+        rig.add(request(name, prompt, 1))
+        rig.finish()
+    assert cached(rig, "b") == 12
+    assert rig.plans[-1].spans[0].length == 4
+
+
+def test_an_odd_cut_never_splits_a_pair():
+    """A04: hits end at a block's edge, and blocks are even, whatever the lengths."""
+    rig = Rig(block_size=2, window=3)
+    stem = prompts(1, 40)[0]
+    for length in range(1, 40):
+        rig.add(request(f"r{length}", stem[:length], 3, ignore_eos=True))
+        rig.finish()
+        hit = cached(rig, f"r{length}")
+        assert hit is not None and hit % 2 == 0
+        assert hit == (length - 1) // 2 * 2 if length > 2 else True
+    rig.check_outputs()
+
+
+def test_outputs_extend_the_cached_prefix():
+    """A second turn finds the blocks that the first turn's answer filled."""
+    rig = Rig(block_size=4)
+    first = request("1", prompts(1, 9)[0], 12, ignore_eos=True)
+    rig.add(first)
+    rig.finish()
+    turn = [*first.prompt, *rig.told["1"].tokens, 5, 6, 7]
+    rig.add(request("2", turn))
+    rig.finish()
+    rig.check_outputs()
+    assert cached(rig, "2") == 20  # 21 tokens, of which the last was never computed
+
+
+def test_a_salt_isolates_tenants():
+    rig = Rig()
+    prompt = prompts(1, 30)[0]
+    for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
+        rig.add(request(name, prompt, cache_salt=salt))
+        rig.finish()
+    assert [cached(rig, n) for n in "abc"] == [0, 0, 28]
+
+
+def test_prompt_logprobs_need_every_row():
+    rig = Rig()
+    prompt = prompts(1, 30)[0]
+    for name, wanted in (("a", None), ("b", 0), ("c", None)):
+        rig.add(request(name, prompt, prompt_logprobs=wanted))
+        rig.finish()
+    assert [cached(rig, n) for n in "abc"] == [0, 0, 28]
+    assert [item.token for item in rig.told["b"].prompt_logprobs] == prompt[1:]
+
+
+@pytest.mark.parametrize("budget", [64, 3])
+def test_a_bounded_hit_replays_one_window_and_a_short_one_is_a_miss(budget):
+    rig = Rig(block_size=4, window=8, hit_policy=HitPolicy.BOUNDED, max_num_batched_tokens=budget)
+    long, short = prompts(1, 30)[0], prompts(1, 11, seed=9)[0]
+    for name, prompt in (("a", long), ("b", long), ("c", short), ("d", short)):
+        rig.add(request(name, prompt))
+        rig.finish()
+    rig.check_outputs()
+    assert [cached(rig, n) for n in "abcd"] == [0, 28, 0, 0], "a hit of 8 = window is a miss"
+    assert [rig.told[n].outputs[0].replayed_tokens for n in "abcd"] == [0, 8, 0, 0]
+    assert rig.runner.replayed == 8
+
+
+def test_the_next_plan_finds_what_the_plan_in_flight_computes():
+    rig = Rig()
+    prompt = prompts(1, 30)[0]
+    rig.add(request("a", prompt))
+    rig.plan()
+    rig.add(request("b", prompt))
+    rig.plan()
+    assert rig.plans[1].admitted[0].computed == 28
+    rig.finish()
+    rig.check_outputs()
+
+
+# ---- limits and ends -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "outputs"), [(62, 2), (63, 1)])
+def test_the_context_is_filled_to_its_last_place(length, outputs):
+    """A23: limit 64; the fake runner asserts that no position >= 64 is ever computed."""
+    rig = Rig(max_model_len=64)
+    rig.add(request("a", prompts(1, length)[0], 100, ignore_eos=True))
+    rig.finish()
+    assert len(rig.told["a"].tokens) == outputs
+    assert rig.told["a"].finish_reason is FinishReason.LENGTH
+
+
+def test_what_can_never_run_is_refused_with_both_numbers():
+    rig = Rig(max_model_len=64)
+    for length in (64, 65):
+        with pytest.raises(ValueError, match=rf"{length} tokens.*64"):
+            rig.scheduler.add(request("a", prompts(1, length)[0]))
+    with pytest.raises(ValueError, match="empty"):  # A21
+        rig.scheduler.add(request("a", ()))
+    with pytest.raises(ValueError, match="max_tokens"):
+        rig.scheduler.add(request("a", (3,), 0))
+    rig.add(request("a", (3,)))
+    with pytest.raises(ValueError, match="in use"):
+        rig.scheduler.add(request("a", (3,)))
+
+
+def test_a_late_stop_wastes_one_step_and_its_token_is_thrown_away():
+    rig = Rig()
+    prompt = prompts(1, 5)[0]
+    rig.add(request("probe", prompt, 6, ignore_eos=True))
+    rig.finish()
+    stop = rig.told["probe"].tokens[2]
+    rig.add(request("a", prompt, 50, ignore_eos=True, stop_token_ids=(stop,)))
+    before = len(rig.plans)
+    rig.finish()
+    assert rig.told["a"].finish_reason is FinishReason.STOP
+    assert rig.told["a"].outputs[-1].stop_token == stop
+    assert len(rig.plans) - before == len(rig.told["a"].tokens) + 1
+
+
+def test_the_last_token_by_length_wastes_nothing():
+    rig = Rig()
+    rig.add(request("a", prompts(1, 5)[0], 6, ignore_eos=True))
+    rig.finish()
+    assert len(rig.plans) == 6
+
+
+def test_an_accepted_run_of_several_tokens_ends_at_the_stop(monkeypatch):
+    """A11 through commit: whatever stands behind the stop is neither told nor counted."""
+    rig = Rig()
+    rig.add(request("a", prompts(1, 5)[0], 5, ignore_eos=True, stop_token_ids=(12,)))
+    rig.plan()
+    plan, requests = rig.planned.popleft()
+    result = rig.runner.run(plan, requests)
+    span = type(result.spans[0])(slot=0, request_id="a", tokens=(10, 11, 12, 20, 21, 22))
+    rig.take(rig.scheduler.commit(type(result)(step=0, spans=(span,))))
+    assert rig.told["a"].tokens == [10, 11, 12]
+    assert rig.told["a"].finish_reason is FinishReason.STOP
+    assert rig.scheduler.stats().generation_tokens == 3
+    rig.scheduler.check_integrity()
+
+
+def test_abort_in_every_state_gives_everything_back():
+    """A20: waiting, in a chunk, decoding, with one and two steps in flight, twice, and unknown ids."""
+    for moves in range(8):
+        rig = Rig(max_num_seqs=1, max_num_batched_tokens=8)
+        rig.add(*(request(n, p, 50, ignore_eos=True) for n, p in zip("ab", prompts(2, 20), strict=True)))
+        for move in range(moves):
+            (rig.plan, rig.plan, rig.commit)[move % 3]()
+        rig.abort("b", "a", "nobody", "a")
+        rig.abort("a")
+        while rig.commit():
+            pass
+        assert not rig.scheduler.has_work
+        rig.scheduler.check_integrity()
+        assert {told.finish_reason for told in rig.told.values()} == {FinishReason.ABORT}
+
+
+def test_bad_limits_are_refused_all_at_once():
+    with pytest.raises(
+        ValueError, match=r"block_size is 3.*policy is 'lifo'.*blocks of 3.*num_window_blocks is 1"
+    ):
+        Rig(block_size=3, num_blocks=4, num_window_blocks=1, policy="lifo")
+
+
+# ---- fairness --------------------------------------------------------------------------------------------------------
+
+
+def test_512_requests_on_64_slots_finish_in_order_of_arrival():
+    """A35."""
+    rig = Rig(num_blocks=600, num_window_blocks=600, max_num_seqs=64, max_num_batched_tokens=256)
+    rig.add(*(request(f"r{i}", p, 6, ignore_eos=True) for i, p in enumerate(prompts(512, 6))))
+    rig.finish()
+    rig.check_outputs()
+    assert rig.finish_order == [f"r{i}" for i in range(512)]
+
+
+def test_priority_goes_first_and_arrival_breaks_ties():
+    rig = Rig(policy="priority", max_num_seqs=1)
+    data = [("a", 1, 0.0), ("b", 0, 3.0), ("c", 1, -1.0), ("d", -5, 9.0), ("e", 0, 2.0)]
+    rig.add(*(request(n, (5, 6), 2, ignore_eos=True, priority=p, arrival=t) for n, p, t in data))
+    rig.finish()
+    assert rig.finish_order == ["d", "e", "b", "c", "a"]
+
+
+def test_a_prompt_of_ten_budgets_is_chunked():
+    rig = Rig(num_blocks=50, max_model_len=200, max_num_batched_tokens=16)
+    rig.add(request("long", prompts(1, 160)[0], 3, ignore_eos=True))
+    rig.finish()
+    rig.check_outputs()
+    assert [plan.rows for plan in rig.plans] == [16] * 10 + [1, 1]
+
+
+def test_long_prompts_starve_neither_decodes_nor_short_prompts():
+    rig = Rig(
+        num_blocks=1200,
+        num_window_blocks=400,
+        max_model_len=1000,
+        max_num_batched_tokens=32,
+        enable_prefix_caching=False,
+    )
+    rig.add(request("chat", (5, 6, 7), 200, ignore_eos=True))
+    rig.step()
+    rig.add(*(request(f"long{i}", p, 2, ignore_eos=True) for i, p in enumerate(prompts(4, 900))))
+    for number in range(12):
+        before = len(rig.told["chat"].tokens)
+        rig.add(request(f"short{number}", prompts(1, 10, number)[0], 1))
+        for _ in range(2):
+            rig.step()
+        assert len(rig.told["chat"].tokens) == before + 2, "a decode runs in every step"
+        assert rig.told[f"short{number}"].finish_reason is not None, "ten tokens get through beside 3600"
+    half = [sum(s.length for s in plan.spans if s.slot == 1) for plan in rig.plans[1:]]
+    assert min(half) >= 15, "the oldest prompt always gets half of what decodes leave"
+    rig.finish()
+    rig.check_outputs()
+
+
+def test_a_threshold_caps_a_long_prompt_only_while_others_wait():
+    rig = Rig(num_blocks=100, max_model_len=200, max_num_batched_tokens=64, long_prefill_token_threshold=8)
+    rig.add(request("a", prompts(1, 100)[0], 1))
+    rig.step()
+    assert rig.plans[0].rows == 64
+    rig.add(request("b", prompts(1, 100, 3)[0], 1))
+    rig.step()
+    assert [span.length for span in rig.plans[1].spans] == [8, 8]
+    rig.finish()
+
+
+def test_block_numbers_do_not_matter():
+    """A07: twenty permuted free lists; the fake runner's tags find a wrong block, the tokens say the same."""
+    told = []
+    for seed in range(20):
+        rig = Rig(
+            num_blocks=30, num_window_blocks=30, max_model_len=40, order_seed=seed, max_num_batched_tokens=16
+        )
+        rig.add(*(request(f"r{i}", p[: 3 + i], 12, ignore_eos=True) for i, p in enumerate(prompts(15, 17))))
+        rig.finish()
+        told.append({name: item.tokens for name, item in rig.told.items()})
+    assert all(item == told[0] for item in told)
+
+
+def test_stats_count():
+    rig = Rig()
+    prompt = prompts(1, 30)[0]
+    rig.add(request("a", prompt, 4, ignore_eos=True))
+    rig.finish()
+    rig.add(request("b", prompt, 4, ignore_eos=True))
+    stats = rig.scheduler.stats()
+    assert (stats.running, stats.waiting, stats.generation_tokens, stats.prompt_tokens) == (0, 1, 4, 30)
+    rig.finish()
+    stats = rig.scheduler.stats()
+    assert (stats.prefix_queries, stats.prefix_hits, stats.generation_tokens, stats.prompt_tokens) == (
+        60,
+        28,
+        8,
+        60,
+    )
+    assert stats.steps == len(rig.plans)

@@ -1,0 +1,89 @@
+"""Case A20: clients that hang up, streaming or not, early or late. The engine hears of each, and of no other request."""
+
+import http.client
+import json
+import random
+import time
+
+from tests.server.conftest import Server
+
+CHAT = "/v1/chat/completions"
+
+
+def hang_up(server: Server, kind: str, *, n: int = 1) -> None:
+    """Start an endless answer and close the socket: before the first token, after three chunks, or while it is not streamed."""
+    server.script("slow", [[5]] * 100_000, finish="length", step_s=0.005)
+    server.script("hang", [[5]], finish="hang")
+    body = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True, "n": n}
+    body |= {"stream": kind != "whole", "cache_salt": "hang" if kind == "queued" else "slow"}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("POST", CHAT, json.dumps(body))
+    if kind == "chunks":
+        response = connection.getresponse()
+        for _ in range(6):
+            response.readline()
+    elif kind != "first":
+        time.sleep(0.02)
+    connection.close()
+
+
+def quiet(server: Server, *, within_s: float = 2.0) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if server.metric("num_requests_running") == 0:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a20_disconnects_abort_and_nothing_else_does(server: Server) -> None:
+    time.sleep(0.1)
+    before = server.metric("num_preemptions_total")  # the stub counts aborts there
+    counted = server.metric("request_success_total", finished_reason="abort")
+    kinds = ["first", "chunks", "whole", "queued"] * 12
+    random.Random(1).shuffle(kinds)
+    for kind in kinds:
+        hang_up(server, kind)
+    hang_up(server, "chunks", n=3)
+    assert quiet(server)
+    time.sleep(0.1)
+    assert server.metric("kv_cache_usage_perc") == 0
+    # a request whose client left before its body was read is never submitted
+    aborted = server.metric("num_preemptions_total") - before
+    assert len(kinds) - kinds.count("first") + 3 <= aborted <= len(kinds) + 3
+    assert server.metric("request_success_total", finished_reason="abort") - counted == aborted
+
+    before = server.metric("num_preemptions_total")
+    for i in range(50):
+        stream = bool(i % 2)
+        status, _ = server.post(
+            CHAT, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": stream}
+        )
+        assert status == 200
+    time.sleep(0.1)
+    assert server.metric("num_preemptions_total") == before
+
+
+def test_frames_and_headers(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request(
+        "POST", "/v1/completions", json.dumps({"prompt": "hi", "max_tokens": 3, "stream": True})
+    )
+    response = connection.getresponse()
+    assert response.status == 200
+    assert response.getheader("content-type") == "text/event-stream; charset=utf-8"
+    assert response.getheader("cache-control") == "no-cache"
+    frames = response.read().decode().split("\n\n")
+    connection.close()
+    assert frames[-1] == "" and frames[-2] == "data: [DONE]"
+    assert all(json.loads(frame.removeprefix("data: ")) for frame in frames[:-2])
+
+
+def test_connections_are_kept(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    for stream in (True, False, True):
+        connection.request(
+            "POST", "/v1/completions", json.dumps({"prompt": "hi", "max_tokens": 2, "stream": stream})
+        )
+        assert connection.getresponse().read()
+    connection.close()

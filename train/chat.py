@@ -1,0 +1,266 @@
+"""Tool dialogues (calculators in many spellings, other tools, round trips) and small talk, facts and definitions.
+
+The call is a function of the prompt: which tool is offered decides its name, parameters and form.
+"""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from train.dialogue import Call, Dialogue, Message
+from train.problems import calculate, held_out, maybe_system
+from train.words import (
+    ANIMAL_SOUNDS,
+    CAPITALS,
+    CITIES,
+    DAYS,
+    LEGS,
+    MONTHS,
+    NAMES,
+    OPPOSITES,
+    SMALL_TALK,
+    THING_COLOURS,
+)
+
+Tool = Mapping[str, Any]
+CALCULATOR_NAMES = ("calculator", "calculate", "calc", "compute", "evaluate", "math", "eval_expression", "do_math")
+EXPRESSION_NAMES = ("expression", "expr", "formula", "input", "query", "calculation")
+CALCULATOR_TEXTS = (
+    "Evaluate an arithmetic expression.",
+    "Evaluates an arithmetic expression and returns the result.",
+    "A calculator. Evaluates a mathematical expression.",
+    "Compute the value of an arithmetic expression",
+    "Calculate a math expression, for example 2 + 3 * 4.",
+    "Performs basic arithmetic.",
+    "Useful for arithmetic.",
+)
+PARAMETER_TEXTS = ("The expression to evaluate.", "The arithmetic expression, e.g. 12 * 7", "An arithmetic expression", "expression")
+OPERATION_NAMES = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
+OPERAND_NAMES = (("op", "a", "b"), ("operation", "a", "b"), ("operation", "x", "y"), ("operator", "left", "right"))
+ASK_WORDINGS = (
+    "What is {e}?", "Calculate {e}.", "Compute {e}.", "How much is {e}?", "Please calculate {e}.", "Use the tool to compute {e}.",
+    "Use the calculator: {e}", "I need the value of {e}.", "{e} = ?", "Can you work out {e}?", "Please compute {e} for me.",
+    "What is {e}? Use the calculator.", "Work out {e} with the calculator.", "Tell me what {e} is.",
+)  # fmt: skip
+OP_WORDS = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
+
+
+def expression_tool(rng: random.Random) -> tuple[Tool, str]:
+    """(schema, parameter name) of a calculator that takes an expression as text."""
+    parameter = EXPRESSION_NAMES[0] if rng.random() < 0.5 else rng.choice(EXPRESSION_NAMES)
+    name = CALCULATOR_NAMES[0] if rng.random() < 0.4 else rng.choice(CALCULATOR_NAMES)
+    schema: dict[str, Any] = {"type": "string"}
+    if rng.random() < 0.6:
+        schema["description"] = rng.choice(PARAMETER_TEXTS)
+    return _tool(rng, name, rng.choice(CALCULATOR_TEXTS), {parameter: schema}), parameter
+
+
+def operand_tool(rng: random.Random) -> tuple[Tool, tuple[str, str, str]]:
+    """(schema, parameter names) of a calculator that takes an operation and two numbers."""
+    names = rng.choice(OPERAND_NAMES)
+    kind = rng.choice(("number", "integer", "number"))
+    operation: dict[str, Any] = {"type": "string"}
+    if rng.random() < 0.7:
+        operation["enum"] = list(OPERATION_NAMES.values())
+    properties = {names[0]: operation, names[1]: {"type": kind}, names[2]: {"type": kind}}
+    return _tool(rng, rng.choice(CALCULATOR_NAMES), rng.choice(CALCULATOR_TEXTS), properties), names
+
+
+def _tool(rng: random.Random, name: str, description: str, properties: Mapping[str, Any]) -> Tool:
+    parameters: dict[str, Any] = {"type": "object", "properties": dict(properties)}
+    if rng.random() < 0.85:
+        parameters["required"] = list(properties)
+    return {"name": name, "description": description, "parameters": parameters}
+
+
+def _weather(rng: random.Random) -> tuple[Tool, str, Call]:
+    parameter = rng.choice(("city", "location", "place"))
+    city = rng.choice(CITIES)
+    tool = _tool(rng, rng.choice(("get_weather", "weather")), rng.choice(("Get weather", "Get the weather of a city.")), {parameter: {"type": "string"}})
+    question = rng.choice(("What is the weather in {c}?", "How is the weather in {c}?", "Weather in {c}?")).format(c=city)
+    return tool, question, Call(tool["name"], {parameter: city})
+
+
+def _timer(rng: random.Random) -> tuple[Tool, str, Call]:
+    minutes = rng.randint(1, 90)
+    tool = _tool(rng, "set_timer", "Set a timer.", {"minutes": {"type": "integer"}})
+    question = rng.choice(("Set a timer for {m} minutes.", "Start a timer of {m} minutes.")).format(m=minutes)
+    return tool, question, Call("set_timer", {"minutes": minutes})
+
+
+def _mail(rng: random.Random) -> tuple[Tool, str, Call]:
+    name = rng.choice(NAMES)
+    text = rng.choice(("I am late.", "See you soon.", "The work is done.", "Please call me."))
+    tool = _tool(rng, "send_message", "Send a message to a person.", {"to": {"type": "string"}, "text": {"type": "string"}})
+    return tool, f"Send a message to {name}: {text}", Call("send_message", {"to": name, "text": text})
+
+
+OTHERS = (_weather, _timer, _mail)
+
+
+def arithmetic(rng: random.Random) -> tuple[int, str, int]:
+    """Operands of two to five digits."""
+    op = rng.choice("++--**/")
+
+    def number(digits: int) -> int:
+        return rng.randint(10 ** (digits - 1), 10**digits - 1)
+
+    if op == "/":
+        b, quotient = rng.randint(2, 99), number(rng.randint(1, 3))
+        return b * quotient, op, b
+    a, b = number(rng.randint(1, 5)), number(rng.randint(1, 4))
+    return (max(a, b), op, min(a, b)) if op == "-" else (a, op, b)
+
+
+def arithmetic_question(rng: random.Random, *, held: bool) -> tuple[str, int, str, int]:
+    """(question, a, op, b) of the asked side of the split (by the expression)."""
+    while True:
+        a, op, b = arithmetic(rng)
+        if held_out(f"{a} {op} {b}") == held:
+            break
+    shown = f"{a} {OP_WORDS[op]} {b}" if rng.random() < 0.3 else f"{a} {op} {b}"
+    return rng.choice(ASK_WORDINGS).format(e=shown), a, op, b
+
+
+def calculator_turn(rng: random.Random, form: Any, name: str, *, held: bool = False) -> tuple[Message, Message, str]:
+    """(user turn, calling turn, expression) for a calculator whose parameters are ``form``."""
+    question, a, op, b = arithmetic_question(rng, held=held)
+    text = f"{a} {op} {b}"
+    arguments = {form: text} if isinstance(form, str) else {form[0]: OPERATION_NAMES[op], form[1]: a, form[2]: b}
+    call = Call(name, arguments)
+    return Message("user", question), Message("assistant", "", f"I use the tool {name} to compute {text}.", (call,)), text
+
+
+def calculator(rng: random.Random, *, held: bool = False, simple: bool = False, thinking: bool | None = None) -> Dialogue:
+    """A dialogue ending with a calculator call (``simple``), or with one or two whole round trips."""
+    tool, form = expression_tool(rng) if rng.random() < 0.75 else operand_tool(rng)
+    tools = [tool]
+    for other in rng.sample(OTHERS, rng.choice((0, 0, 0, 1, 2))):
+        tools.insert(rng.randrange(len(tools) + 1), other(rng)[0])
+    thinks = rng.random() < 0.6 if thinking is None else thinking
+    messages = list(maybe_system(rng))
+    if rng.random() < 0.1 and not simple:
+        wordings, reasoning, answer = rng.choice(SMALL_TALK)
+        messages += [Message("user", rng.choice(wordings)), Message("assistant", answer, reasoning)]
+    for _ in range(1 if simple else rng.choice((1, 1, 2))):
+        user, calling, text = calculator_turn(rng, form, tool["name"], held=held)
+        messages += [user, calling]
+        if simple:
+            break
+        if rng.random() < 0.25 and len(messages) < 5:
+            break  # ends with the call
+        a, op, b = text.split()
+        value = calculate(int(a), op, int(b))
+        shown = json.dumps({"result": value}) if rng.random() < 0.25 else str(value)
+        messages += [Message("tool", shown), Message("assistant", f"{text} = {value}.", f"The tool says {value}.")]
+    return Dialogue(tuple(messages), thinks, tuple(tools))
+
+
+def other_tools(rng: random.Random) -> Dialogue:
+    """A call of another tool, or small talk with tools offered (no call)."""
+    builder = rng.choice(OTHERS)
+    tool, question, call = builder(rng)
+    tools = [tool]
+    if rng.random() < 0.6:
+        tools.insert(rng.randrange(2), expression_tool(rng)[0])
+    messages = list(maybe_system(rng))
+    if rng.random() < 0.4:
+        asked, reasoning, answer = small_talk(rng)
+        messages += [Message("user", asked), Message("assistant", answer, reasoning)]
+    else:
+        messages += [Message("user", question), Message("assistant", "", f"I use the tool {call.name}.", (call,))]
+        if rng.random() < 0.4:
+            result = rng.choice(("ok", "done")) if builder is not _weather else rng.choice(("sunny", "rain", "cloudy", "12 degrees", "snow"))
+            messages += [Message("tool", result), Message("assistant", f"The tool answers: {result}.", f"The tool says {result}.")]
+    return Dialogue(tuple(messages), rng.random() < 0.6, tuple(tools))
+
+
+def small_talk(rng: random.Random) -> tuple[str, str, str]:
+    """(question, reasoning, answer) of a greeting or other fixed exchange, with small changes of spelling."""
+    wordings, reasoning, answer = rng.choice(SMALL_TALK)
+    asked = rng.choice(wordings)
+    roll = rng.random()
+    if roll < 0.1:
+        asked = asked.lower()
+    elif roll < 0.15:
+        asked = asked.rstrip(".!?")
+    elif roll < 0.2 and not asked.lower().startswith(("hello", "hi", "hey", "good")):
+        asked = "Hello! " + asked
+    return asked, reasoning, answer
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _geography(rng: random.Random) -> tuple[str, str]:
+    country, city = rng.choice(list(CAPITALS.items()))
+    if rng.random() < 0.2:
+        country, city = rng.choice((("France", "Paris"), ("Italy", "Rome"), ("Japan", "Tokyo"), ("Germany", "Berlin"), ("Spain", "Madrid")))
+    wordings = ("What is the capital of {c}?", "Which city is the capital of {c}?", "Name the capital of {c}.", "Tell me the capital of {c}.", "Capital of {c}?")
+    return rng.choice(wordings).format(c=country), f"The capital of {country} is {city}."
+
+
+def _calendar(rng: random.Random) -> tuple[str, str]:
+    names, kind = rng.choice(((DAYS, "day"), (MONTHS, "month")))
+    index = rng.randrange(len(names))
+    step, word = rng.choice(((1, "after"), (-1, "before")))
+    other = names[(index + step) % len(names)]
+    return (
+        rng.choice((f"What {kind} comes {word} {names[index]}?", f"Which {kind} is {word} {names[index]}?")),
+        f"{other} comes {word} {names[index]}.",
+    )
+
+
+def _small_fact(rng: random.Random) -> tuple[str, str]:
+    roll = rng.randrange(5)
+    if roll == 0:
+        thing, colour = rng.choice(list(THING_COLOURS.items()))
+        question = rng.choice((f"What colour is {thing}?", f"What color is {thing}?", f"Which colour does {thing} have?"))
+        return question, f"{_upper(thing)} is {colour}."
+    if roll == 1:
+        animal, sound = rng.choice(list(ANIMAL_SOUNDS.items()))
+        article = "an" if animal[0] in "aeiou" else "a"
+        return f"What does {article} {animal} do?", f"{_upper(article)} {animal} {sound}."
+    if roll == 2:
+        animal, legs = rng.choice(list(LEGS.items()))
+        article = "an" if animal[0] in "aeiou" else "a"
+        return f"How many legs does {article} {animal} have?", f"{_upper(article)} {animal} has {legs} legs."
+    a = rng.randint(1, 99)
+    b = rng.randint(1, 99)
+    if roll == 3 and a != b:
+        question = rng.choice((f"Which is larger, {a} or {b}?", f"Which number is larger: {a} or {b}?"))
+        return question, f"{max(a, b)} is larger than {min(a, b)}."
+    return f"Is {a} even or odd?", f"{a} is {'odd' if a % 2 else 'even'}."
+
+
+def fact(rng: random.Random, glosses: Sequence[tuple[str, str]]) -> tuple[str, str, str]:
+    """(question, reasoning, answer) of a fact; the reasoning names what is asked."""
+    roll = rng.random()
+    if roll < 0.3:
+        question, answer = _geography(rng)
+        return question, "The user asks for a capital.", answer
+    if roll < 0.45:
+        word, other = rng.choice(list(OPPOSITES.items()))
+        wordings = ("What is the opposite of {w}?", "Tell me the opposite of {w}.", "Opposite of {w}?", 'What is the opposite of "{w}"?')
+        return rng.choice(wordings).format(w=word), "The user asks for an opposite.", f"The opposite of {word} is {other}."
+    if roll < 0.57:
+        question, answer = _calendar(rng)
+        return question, "The user asks about the calendar.", answer
+    if roll < 0.75:
+        question, answer = _small_fact(rng)
+        return question, "The user asks a simple question.", answer
+    word, gloss = rng.choice(glosses[:150])
+    article = "an" if word[0] in "aeiou" else "a"
+    wordings = ("What is {a} {w}?", "What does {w} mean?", "Define {w}.", "Explain the word {w}.")
+    return rng.choice(wordings).format(a=article, w=word), "The user asks for a definition.", f"{_upper(article)} {word} is {gloss}."
+
+
+def chat(rng: random.Random, glosses: Sequence[tuple[str, str]]) -> Dialogue:
+    """One to four turns of small talk and facts."""
+    messages = list(maybe_system(rng))
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 4))):
+        question, reasoning, answer = small_talk(rng) if rng.random() < 0.45 else fact(rng, glosses)
+        messages += [Message("user", question), Message("assistant", answer, reasoning)]
+    return Dialogue(tuple(messages), rng.random() < 0.6)
