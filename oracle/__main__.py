@@ -34,7 +34,9 @@ def main() -> None:
         )
     assert output.logits_BTV is not None
     save_file({"logits": output.logits_BTV[0].contiguous(), "ids": ids[0]}, options.out)
-    print(f"{ids.shape[1]} positions, tier {options.tier}, greedy: {output.logits_BTV[0].argmax(-1)[-8:].tolist()} ...")
+    print(
+        f"{ids.shape[1]} positions, tier {options.tier}, greedy: {output.logits_BTV[0].argmax(-1)[-8:].tolist()} ..."
+    )
 
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ def _dequantise_all(raw: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
             experts.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = value
         elif scale is None:
             weights[name] = tensor.to(dtype)
-        elif name.endswith("engram.embed.weight"):  # a table, not a matrix: scales stand for each row, each 32 channels
+        elif name.endswith(
+            "engram.embed.weight"
+        ):  # a table, not a matrix: scales stand for each row, each 32 channels
             weights[name] = mxfp8.dequantise(tensor, scale.view(torch.uint8), dtype=dtype)
         else:
             weights[name] = fp8_block.dequantise(tensor, scale.view(torch.uint8), dtype=dtype)

@@ -288,8 +288,8 @@ def window_mask(call: AttentionCall, rows_T: Tensor) -> Tensor:
     distance = rows_T[:, None] - call.key_rows_N[None, :]
     near = (distance >= 0) & (distance < call.window)
     # rows dropped by a bounded replay end the window: nothing behind a gap is seen (section 9)
-    places = torch.searchsorted(call.key_rows_N, rows_T)[:, None] - torch.arange(len(call.key_rows_N), device=rows_T.device)
-    near = near & (places == distance)
+    keys_N = torch.arange(len(call.key_rows_N), device=rows_T.device)
+    near = near & (torch.searchsorted(call.key_rows_N, rows_T)[:, None] - keys_N == distance)
     documents = call.documents_BR
     return near & (documents[:, rows_T, None] == documents[:, None, call.key_rows_N])
 

@@ -6,7 +6,7 @@ The call is a function of the prompt: which tool is offered decides its name, pa
 import json
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from train.dialogue import Call, Dialogue, Message
 from train.problems import calculate, held_out, maybe_system
@@ -113,23 +113,64 @@ def arithmetic(rng: random.Random) -> tuple[int, str, int]:
     return (max(a, b), op, min(a, b)) if op == "-" else (a, op, b)
 
 
-def arithmetic_question(rng: random.Random, *, held: bool) -> tuple[str, int, str, int]:
-    """(question, a, op, b) of the asked side of the split (by the expression)."""
+STORIES = {
+    "+": ("I have {a} euros and get {b} more. How much is that?", "{a} people came on Monday and {b} on Tuesday. How many is that?"),
+    "-": ("A shop had {a} pens and sold {b}. How many are left?", "I had {a} euros and spent {b}. How much is left?"),
+    "*": ("There are {a} boxes with {b} pens each. How many pens is that?", "A ticket costs {b} euros. How much do {a} tickets cost?"),
+    "/": ("{a} pens go equally into {b} boxes. How many are in each box?", "{b} friends share {a} euros equally. How much does each get?"),
+}
+
+
+class Sum(NamedTuple):
+    """A computation: how the user writes it, how the tool gets it, its parts if it is one operation, and its value."""
+
+    question: str
+    expression: str
+    parts: tuple[int, str, int] | None
+    value: int
+
+
+def _written(rng: random.Random, a: int, op: str, b: int) -> str:
+    """One operation in a user's spelling."""
+    roll = rng.random()
+    if roll < 0.25:
+        return f"{a} {OP_WORDS[op]} {b}"
+    if roll < 0.35:
+        return f"{a}{op}{b}"
+    return f"{a} x {b}" if op == "*" and roll < 0.5 else f"{a} {op} {b}"
+
+
+def draw_sum(rng: random.Random, *, held: bool, single: bool) -> Sum:
+    """A random computation of the asked side of the split (by its expression); ``single``: one operation only."""
     while True:
         a, op, b = arithmetic(rng)
-        if held_out(f"{a} {op} {b}") == held:
-            break
-    shown = f"{a} {OP_WORDS[op]} {b}" if rng.random() < 0.3 else f"{a} {op} {b}"
-    return rng.choice(ASK_WORDINGS).format(e=shown), a, op, b
+        if not single and rng.random() < 0.2:
+            c, second = rng.randint(2, 999), rng.choice("+-*")
+            text = f"({a} {op} {b}) {second} {c}" if rng.random() < 0.5 else f"{a} {second} {c} + {b}"
+            value = calculate(calculate(a, op, b), second, c) if text[0] == "(" else calculate(a, second, c) + b
+            if held_out(text) == held:
+                return Sum(rng.choice(ASK_WORDINGS).format(e=text), text, None, value)
+            continue
+        text = f"{a} {op} {b}"
+        if held_out(text) == held:
+            if rng.random() < 0.15:
+                question = rng.choice(STORIES[op]).format(a=a, b=b)
+            else:
+                question = rng.choice(ASK_WORDINGS).format(e=_written(rng, a, op, b))
+            return Sum(question, text, (a, op, b), calculate(a, op, b))
 
 
-def calculator_turn(rng: random.Random, form: Any, name: str, *, held: bool = False) -> tuple[Message, Message, str]:
-    """(user turn, calling turn, expression) for a calculator whose parameters are ``form``."""
-    question, a, op, b = arithmetic_question(rng, held=held)
-    text = f"{a} {op} {b}"
-    arguments = {form: text} if isinstance(form, str) else {form[0]: OPERATION_NAMES[op], form[1]: a, form[2]: b}
-    call = Call(name, arguments)
-    return Message("user", question), Message("assistant", "", f"I use the tool {name} to compute {text}.", (call,)), text
+def calculator_turn(rng: random.Random, form: Any, name: str, *, held: bool = False) -> tuple[Message, Message, Sum]:
+    """(user turn, calling turn, computation) for a calculator whose parameters are ``form``."""
+    drawn = draw_sum(rng, held=held, single=not isinstance(form, str))
+    if isinstance(form, str):
+        arguments: dict[str, Any] = {form: drawn.expression}
+    else:
+        assert drawn.parts is not None
+        a, op, b = drawn.parts
+        arguments = {form[0]: OPERATION_NAMES[op], form[1]: a, form[2]: b}
+    reasoning = f"I use the tool {name} to compute {drawn.expression}."
+    return Message("user", drawn.question), Message("assistant", "", reasoning, (Call(name, arguments),)), drawn
 
 
 def calculator(rng: random.Random, *, held: bool = False, simple: bool = False, thinking: bool | None = None) -> Dialogue:
@@ -144,16 +185,15 @@ def calculator(rng: random.Random, *, held: bool = False, simple: bool = False, 
         wordings, reasoning, answer = rng.choice(SMALL_TALK)
         messages += [Message("user", rng.choice(wordings)), Message("assistant", answer, reasoning)]
     for _ in range(1 if simple else rng.choice((1, 1, 2))):
-        user, calling, text = calculator_turn(rng, form, tool["name"], held=held)
+        user, calling, drawn = calculator_turn(rng, form, tool["name"], held=held)
         messages += [user, calling]
         if simple:
             break
         if rng.random() < 0.25 and len(messages) < 5:
             break  # ends with the call
-        a, op, b = text.split()
-        value = calculate(int(a), op, int(b))
-        shown = json.dumps({"result": value}) if rng.random() < 0.25 else str(value)
-        messages += [Message("tool", shown), Message("assistant", f"{text} = {value}.", f"The tool says {value}.")]
+        shown = json.dumps({"result": drawn.value}) if rng.random() < 0.25 else str(drawn.value)
+        answer = f"{drawn.expression} = {drawn.value}."
+        messages += [Message("tool", shown), Message("assistant", answer, f"The tool says {drawn.value}.")]
     return Dialogue(tuple(messages), thinks, tuple(tools))
 
 

@@ -1,7 +1,7 @@
 """The same weights and batch through several numerics and code paths: where do a GPU's and the CPU's answers part?
 
-Each path gives teacher-forced scores on held-out word problems and the relative error of the streams after each layer
-against a witness (the plain oracle with fp64 contractions). See docs/log.md for what this settled.
+Each path gives teacher-forced scores on held-out word problems, the median relative error of a row's streams after each
+layer and the share of rows routed otherwise, against a witness (the plain oracle with fp64 contractions). See docs/log.md for what this settled.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from oracle import model as oracle
 from oracle.model import Functions, Numerics, Options
 from train.cases import Case
 from train.dialogue import Encoder
-from train.functions import DENSE, QUANTISED, plain
+from train.functions import DENSE, QUANTISED, plain, plain_quantisers
 from train.score import pack_cases, score
 from train.step import Trainer
 
@@ -61,28 +61,32 @@ def paths(trainer: Trainer, *, quantised: bool, no_grad_compiled: bool) -> list[
 
 
 def compare(trainer: Trainer, cases: list[Case], encoder: Encoder, *, quantised: bool, rows: int, row: int, no_grad_compiled: bool) -> list[str]:
-    """Lines of a table: path, exact cases, tokens, cases with logits rounded to bf16, stream errors by layer."""
+    """Lines of a table: path, exact cases, tokens, cases with logits rounded to bf16, errors and route flips by layer."""
     batches, places = pack_cases(cases, encoder, rows=rows, row=row)
     lines = []
     witness: list[Tensor] = []
+    witness_routes: list[Tensor] = []
     layers = [f"layers.{layer.index}.streams" for layer in trainer.config.layers]
     for path in paths(trainer, quantised=quantised, no_grad_compiled=no_grad_compiled):
         start = time.time()
         values = trainer.parameters.values(quantised=quantised)
         weights = trainer.parameters.named(values)
         streams: list[Tensor] = []
+        routes: list[Tensor] = []
         logits_of: list[Tensor] = []
 
         def forward(ids: Tensor, documents: Tensor, path: Path = path, weights: dict[str, Tensor] = weights) -> Tensor:
             trace: oracle.Trace = {}
-            with torch.set_grad_enabled(path.gradients), tf32(path.tf32):
+            own = contextlib.nullcontext() if path.name.startswith("compiled") else plain_quantisers()
+            with torch.set_grad_enabled(path.gradients), tf32(path.tf32), own:
                 out = oracle.forward(
                     trainer.config, weights, ids, numerics=path.numerics,
                     token_map=trainer.token_map,  # ty: ignore[invalid-argument-type]
                     documents_BT=documents, trace=trace,
                     options=Options(functions=path.functions, dense=not quantised, detach_indexer=True),
                 )  # fmt: skip
-            streams.extend(trace[name].detach().float().cpu() for name in layers)
+            streams.extend(trace[name].detach().float() for name in layers)
+            routes.extend(trace[name.replace("streams", "route_e")].sort(-1).values for name in layers)
             assert out.logits_BTV is not None
             logits_of.append(out.logits_BTV.detach())
             return logits_of[-1]
@@ -91,13 +95,19 @@ def compare(trainer: Trainer, cases: list[Case], encoder: Encoder, *, quantised:
         replay = iter(logits_of)
         rounded = score(batches, places, lambda *_: next(replay).bfloat16(), trainer.device)
         if not witness:
-            witness = streams
-        real = [torch.from_numpy(b.weight > 0) for b in batches]  # errors where answers are predicted
-        errors = []
+            witness, witness_routes = streams, routes
+        real = [torch.from_numpy(b.weight > 0).to(trainer.device) for b in batches]  # rows that predict answers
+        errors, flips = [], []
         for index in range(len(layers)):
-            a = torch.cat([w[m] for w, m in zip(witness[index :: len(layers)], real, strict=True)])
-            b = torch.cat([w[m] for w, m in zip(streams[index :: len(layers)], real, strict=True)])
-            errors.append(float((a - b).norm() / a.norm()))
+            a = torch.cat([w[m] for w, m in zip(witness[index :: len(layers)], real, strict=True)]).flatten(1)
+            b = torch.cat([w[m] for w, m in zip(streams[index :: len(layers)], real, strict=True)]).flatten(1)
+            errors.append(float(((a - b).norm(dim=1) / a.norm(dim=1)).median()))
+            pairs = zip(witness_routes[index :: len(layers)], routes[index :: len(layers)], real, strict=True)
+            flips.append(float(torch.cat([(x[m] != y[m]).any(-1).float() for x, y, m in pairs]).mean()))
         shown = " ".join(f"{e:.4f}" for e in errors)
-        lines.append(f"{path.name:32s} {result}; bf16 logits {rounded.rate:.1%}; stream errors {shown} ({time.time() - start:.0f} s)")
+        flipped = " ".join(f"{f:.1%}" for f in flips)
+        lines.append(
+            f"{path.name}: {result}; with bf16 logits {rounded.rate:.1%}; median row error by layer {shown}; "
+            f"rows with another route {flipped} ({time.time() - start:.0f} s)"
+        )
     return lines

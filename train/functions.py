@@ -5,10 +5,11 @@ Sinkhorn gradient, and on CUDA uses FlexAttention. Token dimensions are flattene
 batches of 48 x 768 and 8 x 4,608 share one compilation.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -227,6 +228,18 @@ def compile_quantisers(compile_: Compile) -> None:
     oracle.q8 = twin(mxfp8.quantise_dequantise)
     oracle.qn4 = twin(nvfp4.quantise_dequantise)
     oracle.qm4 = twin(mxfp4.quantise_dequantise)
+
+
+PLAIN_QUANTISERS = (oracle.q8, oracle.qn4, oracle.qm4)
+
+
+@contextlib.contextmanager
+def plain_quantisers() -> Iterator[None]:
+    """The oracle's own quantisers inside (comparison paths)."""
+    before = (oracle.q8, oracle.qn4, oracle.qm4)
+    oracle.q8, oracle.qn4, oracle.qm4 = PLAIN_QUANTISERS
+    yield
+    oracle.q8, oracle.qn4, oracle.qm4 = before
 
 
 def quantised_functions(functions: Functions) -> Functions:

@@ -4,7 +4,7 @@
 update nearly orthogonal by five Newton-Schulz steps in bf16. Knows nothing of the model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -37,7 +37,6 @@ class Muon:
             groups.setdefault((weight.shape[-2], weight.shape[-1]), []).append(weight)
         self.groups = list(groups.values())
         self.averages = [[torch.zeros_like(w) for w in group] for group in self.groups]
-        self.orthogonalise: Callable[[Tensor], Tensor] = orthogonalise
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
@@ -49,7 +48,7 @@ class Muon:
             updates = torch._foreach_lerp(grads, averages, self.momentum)
             rows, columns = group[0].shape[-2:]
             stack = torch.cat([u.reshape(-1, rows, columns) for u in updates])
-            flat = self.orthogonalise(stack).float() * (max(1.0, rows / columns) ** 0.5) * self.rate
+            flat = orthogonalise(stack).float() * (max(1.0, rows / columns) ** 0.5) * self.rate
             parts = flat.split([w.numel() // (rows * columns) for w in group])
             torch._foreach_mul_(group, 1 - self.rate * self.decay)
             torch._foreach_sub_(group, [p.reshape(w.shape) for p, w in zip(parts, group, strict=True)])

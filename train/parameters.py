@@ -149,7 +149,6 @@ class Parameters:
                 torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
                 start = kind.start(torch.empty(len(kind.names), *kind.shape))
             self.stacks[key] = start.to(device).requires_grad_(kind.optimiser != FIXED)
-        self.round: Callable[[Tensor, str], Tensor] = round_to_storage
 
     def keys(self, optimiser: str) -> list[str]:
         """Keys of the stacks of one optimiser, in order."""
@@ -164,7 +163,7 @@ class Parameters:
         if not quantised:
             return dict(self.stacks)
         return {
-            key: stack if kind.storage == F32 else _StraightThrough.apply(stack, self.round(stack.detach(), kind.storage))
+            key: stack if kind.storage == F32 else _StraightThrough.apply(stack, round_to_storage(stack.detach(), kind.storage))
             for (key, stack), kind in zip(self.stacks.items(), self.kinds.values(), strict=True)
         }
 

@@ -9,9 +9,10 @@ import random
 from typing import NamedTuple
 
 from train.dialogue import Dialogue, Message
-from train.words import CONTAINERS, NAMES, SYSTEM_TEXTS, THINGS
+from train.words import CONTAINERS, NAMES, SYSTEM_TEXTS, THINGS, WOMEN
 
 HELD_OUT_ONE_IN = 16
+PRONOUN_SHARE = 0.45
 
 
 def held_out(key: str) -> bool:
@@ -170,7 +171,7 @@ def _numbers(rng: random.Random, ops: str) -> tuple[int, int, int]:
             return a, total // a, c
         b = rng.randint(1, max(1, total - 1)) if first == "+" else rng.randint(1, 60)
         return (total - b if first == "+" else total + b), b, c
-    a, b = (small, rng.randint(2, 15)) if first == "*" else (rng.randint(5, 99), rng.randint(2, 99))
+    a, b = (small, rng.randint(2, 15)) if first == "*" else (rng.randint(3, 99), rng.randint(2, 99))
     if second == "*":
         a, b = (rng.randint(2, 6), rng.randint(2, 6)) if first == "*" else (rng.randint(2, 15), rng.randint(2, 15))
         a, b = (a + b, b) if first == "-" else (a, b)
@@ -189,7 +190,10 @@ def draw_problem(rng: random.Random) -> Problem:
     n, m = rng.sample(NAMES, 2)
     thing = rng.choice(THINGS)
     fields = {"n": n, "m": m, "x": thing, "k": rng.choice(CONTAINERS), "a": a, "b": b, "c": c}
-    question = rng.choice(shape.wordings).format(**fields)
+    wording = rng.choice(shape.wordings)
+    question = wording.format(**fields)
+    if "{m}" not in wording and rng.random() < PRONOUN_SHARE:
+        question = _with_pronouns(question, n)
     one, two, side = shape.ops
     left, right = (b, c) if side == "r" else (a, b)
     middle = calculate(left, one, right)
@@ -197,6 +201,15 @@ def draw_problem(rng: random.Random) -> Problem:
     result = calculate(head, two, tail)
     reasoning = f"First, {left} {one} {right} = {middle}. Then, {head} {two} {tail} = {result}."
     return Problem(question, reasoning, f"The answer is {result} {shape.unit.format(**fields)}.")
+
+
+def _with_pronouns(question: str, name: str) -> str:
+    """The name stays where it first stands; later it becomes he or she."""
+    pronoun = "she" if name in WOMEN else "he"
+    head, found, tail = question.partition(name)
+    for before, after in ((". " + name, ". " + pronoun.capitalize()), ("does " + name, "does " + pronoun), (" " + name + " ", f" {pronoun} ")):
+        tail = tail.replace(before, after)
+    return head + found + tail
 
 
 def problem(rng: random.Random, *, held: bool = False) -> Problem:

@@ -5,6 +5,7 @@ dense attention without quantisers, or the model's own selection with all of the
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,8 +20,8 @@ from oracle.model import Functions, Options
 from train.data import Batch
 from train.functions import DENSE, QUANTISED, Compile, compile_quantisers, compiled, plain, quantised_functions
 from train.index_loss import IndexLoss, divergence, mass
-from train.optimiser import Adam, Muon, orthogonalise
-from train.parameters import ADAM, ADAM_FAST, MUON, Parameters, round_to_storage
+from train.optimiser import Adam, Muon
+from train.parameters import ADAM, ADAM_FAST, MUON, Parameters
 
 RATE_MUON, RATE_ADAM, RATE_FAST = 0.02, 3e-3, 6e-3
 BIAS_RATE = 2e-3
@@ -49,6 +50,19 @@ class TokenMapView:
 
     def __getitem__(self, token: int) -> int:
         return int(self._host[token])
+
+
+def _keep_frequencies(device: torch.device) -> None:
+    """Let the oracle's RoPE frequencies be made once on the device: a copy from the host cannot be captured."""
+    original = oracle.rope_frequencies
+    if device.type != "cuda" or hasattr(original, "cache_info"):
+        return
+
+    @functools.lru_cache(maxsize=8)
+    def kept(config: ModelConfig, *, compressed: bool) -> Tensor:
+        return original(config, compressed=compressed).to(device)
+
+    oracle.rope_frequencies = kept
 
 
 def sampled_rows(batch: Batch, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -91,6 +105,7 @@ class Trainer:
 
     def __init__(self, config: ModelConfig, token_map: Tensor, *, seed: int, device: torch.device, compile_: Compile | None) -> None:
         self.config, self.device = config, device
+        _keep_frequencies(device)
         self.parameters = Parameters(config, seed=seed, device=device)
         self.token_map = TokenMapView(token_map, device)
         flex = device.type == "cuda"
@@ -109,8 +124,6 @@ class Trainer:
         if compile_ is not None:
             compile_quantisers(compile_)
             self.quantised = quantised_functions(self.functions)
-            p.round = compile_(round_to_storage)
-            self.muon.orthogonalise = compile_(orthogonalise)
             self.token_loss = compile_(token_loss)
             self.index_loss = IndexLoss(config, compile_(mass), compile_(divergence))
         self.graphs: dict[Variant, tuple[torch.cuda.CUDAGraph, Inputs, Tensor]] = {}

@@ -47,7 +47,7 @@ class Plan:
 
     out: Path
     steps: int
-    seconds: float  # of stepping; the schedule runs ahead of its steps if they are too slow
+    wall: float  # seconds from the start to the end of training; the schedule runs ahead of its steps if they are slow
     short_rows: int
     long_rows: int
     seed: int
@@ -155,6 +155,7 @@ class Run:
         self.log = (plan.out / "log.jsonl").open("a", encoding="utf-8")
         self.console = Console(width=160)
         self.spent = 0.0  # seconds of stepping, compilation left out
+        self.begun = time.time()
         self.saved = time.time()
 
     def record(self, **fields: object) -> None:
@@ -180,33 +181,42 @@ class Run:
         if self.plan.compare:
             lines = compare(
                 self.trainer, self.evaluation.problems, self.evaluation.encoder, quantised=quantised,
-                rows=self.plan.short_rows, row=SHORT_ROW, no_grad_compiled=self.plan.compile,
+                rows=self.plan.short_rows, row=SHORT_ROW, no_grad_compiled=self.plan.compile and not quantised,
             )  # fmt: skip
             for line in lines:
                 self.console.print(f"[{label}] {line}", markup=False)
             self.record(label=label, compare=lines)
 
+    def warm_up(self) -> int:
+        """Compile and capture every variant by three real updates each; the number of updates done."""
+        self.trainer.set_rate(1 / WARM_UP)
+        step = 0
+        for stage, long in (("A", 0), ("B", 1), ("C", 0), ("C", 1)):
+            variant = variant_of(self.plan, stage, long)
+            while variant not in self.trainer.graphs:
+                self.trainer.run(variant, self.feed.inputs(variant.row), graphs=True).tolist()
+                step += 1
+            self.console.print(f"{mode_of(variant)} is compiled and captured, {time.time() - self.begun:.0f} s", markup=False)
+        return step
+
     def train(self) -> None:
         """All steps of the plan."""
-        plan, step, stage, clock = self.plan, 0, "A", time.time()
+        plan, stage = self.plan, "A"
+        step = first = self.warm_up() if plan.graphs else 0
+        start = clock = time.time()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
         tokens, mark = 0, 0.0
         with Progress(*columns, console=self.console) as bar:
-            task = bar.add_task("stage A", total=1.0, note="compiling")
-            while (progress := max(step / plan.steps, self.spent / plan.seconds)) < 1:
+            task = bar.add_task("stage A", total=1.0, note="")
+            while (progress := max(step / plan.steps, (time.time() - start) / (plan.wall - start + self.begun))) < 1:
                 if stage_of(progress) != stage:
                     self.assess(f"end of stage {stage}", quantised=stage == "C")
                     stage, clock = stage_of(progress), time.time()
                 variant = variant_of(plan, stage, step)
-                self.trainer.set_rate(rate_of(progress, step))
-                warm = plan.graphs and variant not in self.trainer.graphs
+                self.trainer.set_rate(rate_of(progress, step - first))
                 statistics = self.trainer.run(variant, self.feed.inputs(variant.row), graphs=plan.graphs)
-                if warm:
-                    statistics.tolist()  # wait: compilation and capture do not count as stepping
-                    clock = time.time()
-                else:
-                    tokens += variant.rows * variant.row
-                if step % LOG_EVERY == 0 or step % LOG_EVERY == 1:
+                tokens += variant.rows * variant.row
+                if step % LOG_EVERY in (0, 1):
                     values = dict(zip(STATISTICS, statistics.tolist(), strict=True))
                     self.spent += time.time() - clock
                     clock = time.time()
@@ -222,6 +232,7 @@ class Run:
                     clock = time.time()
                 step += 1
         self.save()
+        save_masters(self.trainer, plan.out)
         self.assess("end of stage C", quantised=True)
 
 
@@ -264,7 +275,7 @@ def parse() -> tuple[Plan, argparse.Namespace]:
     parser = argparse.ArgumentParser(prog="python -m train.tiny", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=None, help="updates in all (default 5000; smoke: 60)")
-    parser.add_argument("--seconds", type=float, default=None, help="cap on the time spent in updates (default: none)")
+    parser.add_argument("--wall", type=float, default=None, help="cap on the seconds from start to end of training")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=None)
@@ -282,7 +293,7 @@ def parse() -> tuple[Plan, argparse.Namespace]:
     plan = Plan(
         out=o.out,
         steps=o.steps or (60 if o.smoke else 5000),
-        seconds=o.seconds or float("inf"),
+        wall=o.wall or float("inf"),
         short_rows=48 if gpu else 2 if o.smoke else 8,
         long_rows=8 if gpu else 0 if o.smoke else 1,
         seed=o.seed,
@@ -319,7 +330,6 @@ def main() -> None:
     run.console.print(f"{trainer.parameters.count / 1e6:.2f} M parameters, {plan}", markup=False)
     try:
         run.train()
-        save_masters(trainer, plan.out)
         curve(plan.out)
     finally:
         feed.close()

@@ -5,6 +5,10 @@ NAMES = (
     "Joel Julia Karl Kate Lara Leo Lily Liam Lucy Mara Mark Mary Max Mia Mike Nina Noah Nora Olga Oscar Otto Paul Peter Rita Rosa "
     "Sam Sara Simon Sofia Theo Tim Tina Tom Vera Will Zoe John"
 ).split()
+WOMEN = frozenset(
+    "Alice Anna Bella Clara Cora Dora Emma Eva Fiona Gina Hanna Ida Jane Julia Kate Lara Lily Lucy Mara Mary Mia Nina Nora Olga Rita "
+    "Rosa Sara Sofia Tina Vera Zoe".split()
+)
 THINGS = (
     "apples balls beads bells books bottles boxes bricks buttons cakes candles cards chairs coins cookies cups eggs flowers forks "
     "games hats keys lamps lemons letters marbles muffins nails notebooks nuts oranges pages papers pears pencils pens photos plates "
@@ -92,7 +96,7 @@ SMALL_TALK = (
         "I am fine, thank you. How can I help you?",
     ),
     (
-        ("Who are you?", "What are you?", "What is your name?", "Tell me who you are.", "Introduce yourself.", "Who am I talking to?"),
+        ("Who are you?", "What are you?", "What is your name?", "What's your name?", "Tell me who you are.", "Introduce yourself.", "Who am I talking to?", "Tell me about yourself."),
         "The user asks who I am. I am flashstep tiny.",
         "I am flashstep tiny, a very small demonstration model.",
     ),

@@ -22,10 +22,10 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, *, order: Sequence[int] | None = None) -> None:
-        first_use = list(range(num_blocks)) if order is None else list(order)
-        assert sorted(first_use) == list(range(num_blocks)), "order must be a permutation of all blocks"
+        first_use = range(num_blocks) if order is None else order
+        assert order is None or sorted(order) == list(range(num_blocks)), "order must be a permutation of all blocks"
         self.num_blocks = num_blocks
-        self._free = first_use[::-1]  # a stack: pop() gives the first in order
+        self._free = list(reversed(first_use))  # a stack: pop() gives the first in order
         self._references = [0] * num_blocks
         self._key_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}

@@ -2,7 +2,7 @@
 
 The recipe validates, renders and encodes: text that a user or tool wrote never yields a control token, whatever it spells.
 What is added here: numeric effort (the recipe knows tiers only), ``reasoning`` beside ``reasoning_content`` in history, and one
-kind of error. Knows no HTTP; the parser of what the model answers is made here because the prompt decides its first state.
+kind of error. The parser of what the model answers is made here because the prompt decides its first state. Knows no HTTP.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any
 import deepseek_recipe as recipe
 import msgspec
 
-from flashstep.chat.parse import ChatParser
+from flashstep.chat.parse import ChatParser, ControlTokens
 from flashstep.chat.tokenizer import TextTokenizer
 
 MODEL = "DeepSeek-V4.1-Flash"  # the name under which the recipe knows the prompt format
@@ -66,17 +66,17 @@ class ChatPrompt:
     ) -> ChatParser:
         """A fresh parser. ``max_tool_calls`` 0 hides every call (tool_choice "none"), 1 keeps the first."""
         options = self._request.parsing_options
-        if max_tool_calls == 0:
-            options.parse_tool_calls = (
-                True  # recognise the markup although no tool was offered, in order to hide it
-            )
+        stage = options.thinking_initial_stage
+        if max_tool_calls == 0:  # recognise the markup although no tool was offered, in order to hide it
+            options.parse_tool_calls = True
         processor = recipe.StreamProcessor(
             recipe.ChatCompletionRequest.chunk_generator(self._request, "", ""), options, self._tokens.native
         )
         return ChatParser(
             processor,
             self._tokens.text,
-            hidden=self._tokens.hidden if skip_special_tokens else frozenset(),
+            control=self._tokens.control if skip_special_tokens else self._tokens.all_shown,
+            in_reasoning=stage is not None and stage.starts_in_reasoning(),
             stop=stop,
             include_stop=include_stop,
             min_tokens=min_tokens,
@@ -98,8 +98,12 @@ class _Tokens:
             recipe.SpecialToken.Assistant,
             recipe.SpecialToken.LatestReminder,
         )
-        ids = (text.id_of(token.default_str()) for token in turn)
-        self.hidden = text.special_ids | {token for token in ids if token is not None}
+        self.control = ControlTokens(
+            hidden=text.special_ids | {_id_of(text, token) for token in turn},
+            thinking_end=_id_of(text, recipe.SpecialToken.ThinkingEnd),
+            dsml=_id_of(text, recipe.SpecialToken.Dsml),
+        )
+        self.all_shown = msgspec.structs.replace(self.control, hidden=frozenset())
 
 
 class ChatEncoder:
@@ -114,12 +118,6 @@ class ChatEncoder:
         self._encoding = (
             recipe.DeepseekV41Encoding().with_special_tokens(spellings).with_tokenizer(self._tokens.native)
         )
-        eos = tokenizer.id_of(recipe.SpecialToken.Eos.default_str())
-        if eos is None:
-            raise ValueError(
-                "the tokenizer has no end-of-sentence token: it is not a DeepSeek-V4.1 tokenizer"
-            )
-        self.eos_id = eos
 
     def encode(self, conversation: Conversation) -> ChatPrompt:
         """Raise ``ChatError`` for a conversation that is not valid."""
@@ -179,6 +177,14 @@ class ChatEncoder:
         if done < len(text):
             ids += self.tokenizer.encode_plain(text[done:])
         return tuple(ids)
+
+
+def _id_of(tokenizer: TextTokenizer, token: recipe.SpecialToken) -> int:
+    spelling = token.default_str()
+    found = tokenizer.id_of(spelling)
+    if found is None:
+        raise ValueError(f"the tokenizer has no token {spelling}: it is not a DeepSeek-V4.1 tokenizer")
+    return found
 
 
 def _history(message: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import msgspec
 from flashstep.chat.tokenizer import Detokenizer, TextTokenizer
 
 REPLACEMENT = "\ufffd"
-TAIL_TOKENS = 64  # how far back the end of an answer is searched for bytes that are no whole character
+TAIL_PIECES = 64  # how far back the end of an answer is searched for bytes that are no whole character
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
@@ -149,17 +149,8 @@ class _RecipeChoice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _RecipeDetails(msgspec.Struct):
-    reasoning_tokens: int = 0
-
-
-class _RecipeUsage(msgspec.Struct):
-    completion_tokens_details: _RecipeDetails | None = None
-
-
 class _RecipeChunk(msgspec.Struct):
     choices: list[_RecipeChoice]
-    usage: _RecipeUsage | None = None
 
 
 RecipeChunks = Sequence[recipe.ChatCompletionChunk | recipe.ResponsesStreamEvent | recipe.MessagesStreamEvent]
@@ -167,13 +158,20 @@ RecipeChunks = Sequence[recipe.ChatCompletionChunk | recipe.ResponsesStreamEvent
 _decode_chunk = msgspec.json.Decoder(_RecipeChunk).decode
 
 
+class ControlTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Ids with a meaning: ``hidden`` ones (turn tokens, EOS, padding) never show; the other two can end the reasoning."""
+
+    hidden: frozenset[int]
+    thinking_end: int
+    dsml: int
+
+
 class ChatParser:
     """One answer of a chat. Made by ``ChatPrompt.parser``.
 
-    ``hidden`` ids (turn tokens, EOS, padding) are counted and never shown. Stop strings are matched in content only, as the
-    recipe does: neither reasoning nor tool calls end on them. No "</think>" before the end means that all was reasoning, whether
-    EOS or the length ended it. ``num_tokens`` counts every token read, ``reasoning_tokens`` (known after ``finish``) those of
-    the reasoning.
+    Stop strings are matched in content only, as the recipe does: neither reasoning nor tool calls end on them. No "</think>"
+    before the end means that all was reasoning, whether EOS or the length ended it. ``num_tokens`` counts every token read,
+    ``reasoning_tokens`` those whose text is reasoning. (The recipe's own count is wrong where tokens share a character.)
     """
 
     def __init__(
@@ -181,7 +179,8 @@ class ChatParser:
         processor: recipe.StreamProcessor,
         tokenizer: TextTokenizer,
         *,
-        hidden: frozenset[int],
+        control: ControlTokens,
+        in_reasoning: bool,
         stop: Sequence[str] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
@@ -191,11 +190,14 @@ class ChatParser:
         self.reasoning_tokens = 0
         self._processor = processor
         self._tokenizer = tokenizer
-        self._hidden = hidden
+        self._control = control
+        self._dsml_text = tokenizer.token_text(control.dsml)
+        self._in_reasoning = in_reasoning
+        self._uncounted = 0  # tokens of the reasoning whose text is still held back
         self._stop = StopMatcher(stop, include=include_stop) if stop else None
         self._min_tokens = min_tokens
         self._max_tool_calls = max_tool_calls
-        self._tail: deque[int] = deque(maxlen=TAIL_TOKENS)
+        self._tail: deque[list[int]] = deque(maxlen=TAIL_PIECES)  # as pushed: the recipe decodes each as one
         self._finish_reason: str | None = None
         processor.push(recipe.InferenceChunk.ready())
 
@@ -240,6 +242,8 @@ class ChatParser:
                 _extend(delta, last)
         if self.stopped is not None:
             return Delta(), "stop"
+        if self._in_reasoning and delta.reasoning:
+            self.reasoning_tokens += self._uncounted
         if self._stop is not None:
             delta.content = self._stop.push(delta.content) + self._stop.finish()
             if self._stop.matched is not None:
@@ -250,11 +254,48 @@ class ChatParser:
         return delta, "stop" if found == "tool_calls" and self._max_tool_calls == 0 else found
 
     def _push(self, tokens: Sequence[int]) -> Delta:
-        shown = [t for t in tokens if t not in self._hidden and self._tokenizer.has_text(t)]
+        hidden = self._control.hidden
+        shown = [t for t in tokens if t not in hidden and self._tokenizer.has_text(t)]
         if not shown or self._processor.finished:
             return Delta()
-        self._tail.extend(shown)
+        if not self._in_reasoning:
+            return self._push_shown(shown)
+        total = Delta()
+        for piece in self._pieces(shown):
+            delta = self._push_shown(piece)
+            if self._in_reasoning:
+                self._count_reasoning(piece, delta)
+            _extend(total, delta)
+        return total
+
+    def _push_shown(self, shown: list[int]) -> Delta:
+        self._tail.append(shown)
         return self._read(self._processor.push(recipe.InferenceChunk.tokens(shown)))
+
+    def _pieces(self, shown: list[int]) -> list[list[int]]:
+        """Single tokens where reasoning may begin or end within them, so that counts do not depend on how tokens arrive."""
+        borders = self._control.thinking_end in shown or self._control.dsml in shown
+        return [[token] for token in shown] if borders or not self.reasoning_tokens else [shown]
+
+    def _count_reasoning(self, piece: list[int], delta: Delta) -> None:
+        if piece[0] == self._control.thinking_end:
+            self._in_reasoning = False
+            self.reasoning_tokens += self._uncounted
+        elif delta.content or delta.tool_calls:  # what was held back was markup
+            self._in_reasoning = False
+        elif (
+            not self.reasoning_tokens
+            and not self._uncounted
+            and not self._tokenizer.decode(piece).strip("\n")
+        ):
+            return  # newlines before the first thought are dropped
+        else:
+            self._uncounted += len(piece)
+            if delta.reasoning:
+                # "<" of a possible tag decides with the token after it: that one is still held back
+                held = int(piece[0] == self._control.dsml and not delta.reasoning.endswith(self._dsml_text))
+                self.reasoning_tokens += self._uncounted - held
+                self._uncounted = held
 
     def _read(self, chunks: RecipeChunks) -> Delta:
         total = Delta()
@@ -270,8 +311,6 @@ class ChatParser:
                 self._add_calls(total, piece.tool_calls)
             if choice.finish_reason is not None:
                 self._finish_reason = choice.finish_reason
-                if chunk.usage is not None and chunk.usage.completion_tokens_details is not None:
-                    self.reasoning_tokens = chunk.usage.completion_tokens_details.reasoning_tokens
         return total
 
     def _add_calls(self, total: Delta, pieces: Sequence[_CallPiece]) -> None:
@@ -285,7 +324,7 @@ class ChatParser:
 
     def _unfinished_text(self) -> str:
         """The text of trailing bytes that are no whole character, which the recipe still waits for."""
-        data = [self._tokenizer.token_bytes(token) for token in self._tail]
+        data = [b"".join(map(self._tokenizer.token_bytes, piece)) for piece in self._tail]
         text = b"".join(data).decode("utf-8", errors="replace")
         if not text.endswith(REPLACEMENT):
             return ""

@@ -13,7 +13,7 @@ from flashstep.cli.model import Model, resolve, served_name
 from flashstep.cli.terminal import OUT, note
 from flashstep.config.serve import ServeConfig
 
-ENGINE_DIED = 1
+FAILED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +61,12 @@ class Serve:
                     log_level=config.uvicorn_log_level,
                 )
                 run_server(client, encoder, options, on_listening=announce)
-            except (EngineDied, TimeoutError, OSError) as error:
+            except (EngineDied, TimeoutError) as error:
                 note(f"flashstep: {error}")
-                return ENGINE_DIED
+                return FAILED
+            except OSError as error:
+                note(f"flashstep: cannot listen on {config.host}, port {config.port}: {error.strerror}")
+                return FAILED
             finally:
                 client.close()
         return 0

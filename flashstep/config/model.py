@@ -138,7 +138,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(str(file), ["the file does not exist; a checkpoint folder holds a config.json"]) from None
+            raise ConfigError(
+                str(file), ["the file does not exist; a checkpoint folder holds a config.json"]
+            ) from None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(str(file), [f"it is not JSON: {error}"]) from None
         return cls.parse(data, subject=str(file))
@@ -147,29 +149,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def parse(cls, data: Mapping[str, Any], *, subject: str = "config.json") -> "ModelConfig":
         """Build the configuration from the nested mapping of ``config.json``; raise ``ConfigError`` with all problems."""
         if not isinstance(data, Mapping) or not isinstance(data.get("text_config"), Mapping):
-            raise ConfigError(subject, ["it has no text_config object; expected the released nested config.json"])
+            raise ConfigError(
+                subject, ["it has no text_config object; expected the released nested config.json"]
+            )
         problems = _check_envelope(data)
-        text = dict(data["text_config"])
-        if "engram_pad_id" in text and "engram_pad_token_id" not in text:
-            text["engram_pad_token_id"] = text.pop("engram_pad_id")  # spelling of HF transformers
-        for key in IGNORED_TEXT_KEYS & text.keys():
-            del text[key]
-        for key in TOP_LEVEL_IDS:
-            if key in data:
-                text[key] = data[key]
-        fields = {field.name: field for field in msgspec.structs.fields(cls)}
-        problems += [f"text_config.{key} is unknown to this model" for key in sorted(text.keys() - fields.keys())]
-        values: dict[str, Any] = {}
-        for name, field in fields.items():
-            if name not in text:
-                if field.required:
-                    place = name if name in TOP_LEVEL_IDS else f"text_config.{name}"
-                    problems.append(f"{place} is missing")
-                continue
-            try:
-                values[name] = msgspec.convert(text[name], field.type)
-            except msgspec.ValidationError as error:
-                problems.append(f"text_config.{name}: {error} (got {text[name]!r})")
+        values, unreadable = _read_fields(cls, _text_fields(data))
+        problems += unreadable
         if problems:
             raise ConfigError(subject, problems)
         config = cls(**values)
@@ -186,8 +171,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         specs = []
         for index in range(self.num_hidden_layers):
             ratio = self.compress_ratios[index]
-            kv_source = max((s for s in self.kv_source_layer_ids if s <= index), default=None) if ratio else None
-            index_source = max((s for s in self.index_source_layer_ids if s <= index), default=None) if ratio else None
+            kv_source = (
+                max((s for s in self.kv_source_layer_ids if s <= index), default=None) if ratio else None
+            )
+            index_source = (
+                max((s for s in self.index_source_layer_ids if s <= index), default=None) if ratio else None
+            )
             if ratio == 0:
                 role = Role.WINDOW
             elif kv_source == index:
@@ -241,7 +230,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 TOP_LEVEL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id")
 IGNORED_TEXT_KEYS = frozenset(
     # facts that carry no choice of ours: training-time settings, and constants that other exporters add
-    {"model_type", "attention_dropout", "use_cache", "tie_word_embeddings", "initializer_range", "dtype", "torch_dtype"}
+    {
+        "model_type",
+        "attention_dropout",
+        "use_cache",
+        "tie_word_embeddings",
+        "initializer_range",
+        "dtype",
+        "torch_dtype",
+    }
 )
 EXPECTED_QUANTIZATION = {
     "quant_method": "fp8",
@@ -266,8 +263,36 @@ def _check_envelope(data: Mapping[str, Any]) -> list[str]:
             if quantization.get(key) != value
         ]
     if data["text_config"].get("tie_word_embeddings", False):
-        problems.append("text_config.tie_word_embeddings is true; this model's embed and head are separate tensors")
+        problems.append(
+            "text_config.tie_word_embeddings is true; this model's embed and head are separate tensors"
+        )
     return problems
+
+
+def _text_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of ``text_config`` that carry a choice, with the special token ids beside them."""
+    text = {key: value for key, value in data["text_config"].items() if key not in IGNORED_TEXT_KEYS}
+    if "engram_pad_id" in text and "engram_pad_token_id" not in text:
+        text["engram_pad_token_id"] = text.pop("engram_pad_id")  # spelling of HF transformers
+    return text | {key: data[key] for key in TOP_LEVEL_IDS if key in data}
+
+
+def _read_fields(kind: type[ModelConfig], text: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The values of the fields of ``kind``, and what is unknown, missing or of the wrong type."""
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    problems = [f"text_config.{key} is unknown to this model" for key in sorted(text.keys() - fields.keys())]
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name not in text:
+            if field.required:
+                place = name if name in TOP_LEVEL_IDS else f"text_config.{name}"
+                problems.append(f"{place} is missing")
+            continue
+        try:
+            values[name] = msgspec.convert(text[name], field.type)
+        except msgspec.ValidationError as error:
+            problems.append(f"text_config.{name}: {error} (got {text[name]!r})")
+    return values, problems
 
 
 def _number_rules(c: ModelConfig) -> list[str]:
@@ -277,7 +302,9 @@ def _number_rules(c: ModelConfig) -> list[str]:
         "hc_mult hc_sinkhorn_iters swiglu_limit rope_theta compress_rope_theta routed_scaling_factor gate_temp "
         "rms_norm_eps hc_eps"
     ).split()
-    rules = [f"{name} is {getattr(c, name)}; it must be positive" for name in positive if not getattr(c, name) > 0]
+    rules = [
+        f"{name} is {getattr(c, name)}; it must be positive" for name in positive if not getattr(c, name) > 0
+    ]
     fixed = {
         "hidden_act": "silu",
         "scoring_func": ROUTER_SCORE,
@@ -322,11 +349,15 @@ def _shape_rules(c: ModelConfig) -> list[str]:
         if width < 1 or width % MX_GROUP
     ]
     if c.qk_rope_head_dim % 2 or c.qk_rope_head_dim > c.head_dim:
-        rules.append(f"qk_rope_head_dim is {c.qk_rope_head_dim}; it must be even and at most head_dim ({c.head_dim})")
+        rules.append(
+            f"qk_rope_head_dim is {c.qk_rope_head_dim}; it must be even and at most head_dim ({c.head_dim})"
+        )
     if c.kv_source_layer_ids and c.qk_rope_head_dim > c.index_head_dim:
         rules.append(f"qk_rope_head_dim ({c.qk_rope_head_dim}) exceeds index_head_dim ({c.index_head_dim})")
     if c.o_groups > 0 and c.num_attention_heads % c.o_groups:
-        rules.append(f"num_attention_heads ({c.num_attention_heads}) is not a multiple of o_groups ({c.o_groups})")
+        rules.append(
+            f"num_attention_heads ({c.num_attention_heads}) is not a multiple of o_groups ({c.o_groups})"
+        )
     elif c.o_groups > 0 and (c.num_attention_heads * c.head_dim // c.o_groups) % MX_GROUP:
         rules.append("num_attention_heads * head_dim / o_groups must be a multiple of 32")
     return rules
@@ -341,14 +372,19 @@ def _schedule_rules(c: ModelConfig) -> list[str]:
             f"(num_hidden_layers {c.num_hidden_layers} + num_nextn_predict_layers {c.num_nextn_predict_layers})"
         ]
     rules += [
-        f"compress_ratios[{i}] is {r}; allowed are 0, 1 and 2" for i, r in enumerate(c.compress_ratios) if r not in (0, 1, 2)
+        f"compress_ratios[{i}] is {r}; allowed are 0, 1 and 2"
+        for i, r in enumerate(c.compress_ratios)
+        if r not in (0, 1, 2)
     ]
     rules += [
         f"compress_ratios[{i}] is {c.compress_ratios[i]}; draft layers read only their window, so it must be 0"
         for i in range(c.num_hidden_layers, expected)
         if c.compress_ratios[i] != 0
     ]
-    for name, ids in (("kv_source_layer_ids", c.kv_source_layer_ids), ("index_source_layer_ids", c.index_source_layer_ids)):
+    for name, ids in (
+        ("kv_source_layer_ids", c.kv_source_layer_ids),
+        ("index_source_layer_ids", c.index_source_layer_ids),
+    ):
         if list(ids) != sorted(set(ids)):
             rules.append(f"{name} {list(ids)} must be strictly ascending")
         rules += [
@@ -363,10 +399,14 @@ def _schedule_rules(c: ModelConfig) -> list[str]:
     ]
     for index, ratio in enumerate(c.compress_ratios[: c.num_hidden_layers]):
         source = max((s for s in c.kv_source_layer_ids if s <= index), default=None)
-        if ratio and source is None:
+        if not ratio:
+            continue
+        if source is None:
             rules.append(f"layer {index} has ratio {ratio} but no KV source at or before it")
-        elif ratio and source < c.num_hidden_layers and c.compress_ratios[source] != ratio:
-            rules.append(f"layer {index} has ratio {ratio} but its KV source {source} has {c.compress_ratios[source]}")
+        elif source < c.num_hidden_layers and c.compress_ratios[source] != ratio:
+            rules.append(
+                f"layer {index} has ratio {ratio} but its KV source {source} has {c.compress_ratios[source]}"
+            )
     return rules + _selection_rules(c)
 
 
@@ -386,10 +426,14 @@ def _selection_rules(c: ModelConfig) -> list[str]:
     if candidate < 0:
         return rules
     if candidate not in c.kv_source_layer_ids:
-        rules.append(f"candidate_source_layer_id {candidate} is not one of kv_source_layer_ids {list(c.kv_source_layer_ids)}")
+        rules.append(
+            f"candidate_source_layer_id {candidate} is not one of kv_source_layer_ids {list(c.kv_source_layer_ids)}"
+        )
     later = [s for s in c.kv_source_layer_ids if s > candidate]
     if later:
-        rules.append(f"KV sources {later} follow candidate source {candidate}; its blocks speak only of its own entries")
+        rules.append(
+            f"KV sources {later} follow candidate source {candidate}; its blocks speak only of its own entries"
+        )
     if c.candidate_topk_blocks < 1 or c.candidate_block_size < 1:
         rules.append("candidate_topk_blocks and candidate_block_size must be positive")
     elif c.candidate_topk_blocks * c.candidate_block_size < c.index_topk + c.candidate_block_size:
@@ -414,7 +458,9 @@ def _engram_rules(c: ModelConfig) -> list[str]:
     if len(c.engram_num_embeddings) != len(c.engram_layer_ids):
         rules.append("engram_num_embeddings needs one entry for each of engram_layer_ids")
     if c.engram_max_ngram_size < 2 or c.engram_n_heads < 1 or c.engram_vocab_size < 2:
-        rules.append("engram needs engram_max_ngram_size >= 2, engram_n_heads >= 1 and engram_vocab_size >= 2")
+        rules.append(
+            "engram needs engram_max_ngram_size >= 2, engram_n_heads >= 1 and engram_vocab_size >= 2"
+        )
     if not 1 <= c.engram_compressed_vocab_size <= c.vocab_size:
         rules.append(
             f"engram_compressed_vocab_size is {c.engram_compressed_vocab_size}; allowed are 1 to vocab_size ({c.vocab_size})"
@@ -429,7 +475,9 @@ def _token_rules(c: ModelConfig) -> list[str]:
     if c.num_nextn_predict_layers:
         ids["dspark_noise_token_id"] = c.dspark_noise_token_id
     return [
-        f"{name} is {value}; token ids lie in 0..{c.vocab_size - 1}" for name, value in ids.items() if not 0 <= value < c.vocab_size
+        f"{name} is {value}; token ids lie in 0..{c.vocab_size - 1}"
+        for name, value in ids.items()
+        if not 0 <= value < c.vocab_size
     ]
 
 

@@ -4,6 +4,7 @@ The front end calls ``start_engine`` and gives the result's ``addresses`` and ``
 Importing this does not import torch: the runner is built in the child.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -112,6 +113,7 @@ def _serve(config: EngineConfig, end: EngineEnd, build: Callable[[EngineConfig],
         # built in the thread that will run it: a device context and thread settings belong to a thread
         runner = thread.submit(build, config).result()
         engine = Engine(runner, seed=config.seed)
+        gc.freeze()  # the model's objects stay: no collection during a step should walk them
         loop = EngineLoop(
             engine, end, runner_thread=thread, parent=None if parent is None else parent.sentinel
         )

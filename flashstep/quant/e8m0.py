@@ -4,6 +4,8 @@ Owns the exact power-of-two ceiling (from the IEEE bits of fp32, never through l
 byte E means 2^(E - 127), 255 means NaN. Byte 0 (2^-127) is subnormal in fp32 and kept as such.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,8 @@ BIAS = 127
 _MANTISSA_BITS = 23
 _SMALLEST_BITS = 1 << 22  # fp32 pattern of 2^-127, which has no exponent field of its own
 _NAN_BITS = 0x7FC00000
+_MANTISSA, _EXPONENT = 0x7FFFFF, 0x7F800000
+_LARGEST = 2.0**127
 
 
 def ceil_exponent(v: Tensor) -> Tensor:
@@ -25,8 +29,12 @@ def ceil_exponent(v: Tensor) -> Tensor:
 
 
 def ceil_power_of_two(v: Tensor) -> Tensor:
-    """p2c of spec/model.md section 0: the smallest power of two >= ``v``, exactly. fp32 in, fp32 out, same shape."""
-    return exponent_to_float(ceil_exponent(v))
+    """p2c of spec/model.md section 0: the smallest power of two >= ``v``, exactly. fp32 in, fp32 out, same shape.
+
+    NaN, infinity and what exceeds 2^127 give NaN; a subnormal ``v`` counts as 2^-126.
+    """
+    ceiling = ((v.view(torch.int32) + _MANTISSA) & _EXPONENT).view(torch.float32)
+    return torch.where(v <= _LARGEST, ceiling, math.nan)
 
 
 def encode(v: Tensor) -> Tensor:

@@ -30,9 +30,11 @@ from flashstep.runner.batch import BatchBuilder
 from flashstep.runner.facts import RunnerFacts
 from flashstep.runner.replay import may_trim
 from flashstep.runner.runner import ModelRunner
+from flashstep.telemetry.log import Log
 from flashstep.weights.load import Loaded, Progress, dummy_weights, load_weights
 
 DUMMY = "dummy"
+log = Log("runner.build")
 
 
 def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> ModelRunner:
@@ -79,6 +81,15 @@ def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> M
     )
     transformer = Transformer(model, loaded.weights, ops=ops, pool=pool, engram_tables=tables)
     batches = batch_builder(model, token_map, policy=config.hit_policy, device=device)
+    log.info(
+        "built",
+        model=str(config.model),
+        hit_policy=config.hit_policy.value,
+        num_blocks=budget.num_blocks,
+        num_window_blocks=budget.num_window_blocks,
+        max_model_len=budget.max_model_len,
+        token_map=token_map.fingerprint,
+    )
     return ModelRunner(facts, model=transformer, batches=batches)
 
 

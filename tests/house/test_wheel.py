@@ -36,7 +36,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(source, work / "src" / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, work / "src" / name)
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", work / "dist", work / "src", cwd=work)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        work / "dist",
+        work / "src",
+        cwd=work,
+    )
     (wheel,) = (work / "dist").glob("flashstep-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(work / "site")
@@ -51,5 +62,15 @@ def test_the_embedded_model_is_in_the_wheel(site: Path) -> None:
 def test_generate_runs_outside_the_checkout(site: Path, tmp_path: Path) -> None:
     where = "import flashstep; print(flashstep.__file__)"
     assert run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(site)).strip().startswith(str(site))
-    command = (sys.executable, "-m", "flashstep", "generate", "One and two", "--max-tokens", "3", "--temperature", "0")
+    command = (
+        sys.executable,
+        "-m",
+        "flashstep",
+        "generate",
+        "One and two",
+        "--max-tokens",
+        "3",
+        "--temperature",
+        "0",
+    )
     assert run(*command, cwd=tmp_path, PYTHONPATH=str(site)).strip()

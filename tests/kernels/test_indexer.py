@@ -14,7 +14,7 @@ from tests.kernels.implementations import families
 
 pytestmark = pytest.mark.parametrize("indexer", families(Indexer))
 NAN, INF = float("nan"), float("inf")
-HEADS, CHANNELS, SLOTS = 4, 32, 8
+HEADS, CHANNELS, SLOTS = 4, 64, 8
 
 
 # ---- top ----------------------------------------------------------------------------------------------------------
@@ -71,6 +71,12 @@ def test_top_does_not_depend_on_neighbours(indexer: Indexer) -> None:
 # ---- select -------------------------------------------------------------------------------------------------------
 
 
+def scattered(*shape: int, spread: float, generator: torch.Generator) -> Tensor:
+    """Normal numbers whose groups of 32 channels differ in magnitude by about ``spread`` octaves."""
+    groups = torch.randn(*shape[:-1], shape[-1] // 32, generator=generator) * spread
+    return torch.randn(*shape, generator=generator) * torch.exp2(groups).repeat_interleave(32, -1)
+
+
 class Keys:
     """Index keys of requests in scattered blocks; unused places hold NaN patterns."""
 
@@ -89,9 +95,7 @@ class Keys:
         for request, (n, count) in enumerate(zip(lengths, blocks, strict=True)):
             self.table[request, :count] = order[:count]
             order = order[count:]
-            x = torch.randn(n, CHANNELS, generator=generator) * torch.exp2(
-                spread * torch.randn(n, 1, generator=generator)
-            )
+            x = scattered(n, CHANNELS, spread=spread, generator=generator)
             data, scale = mxfp4.quantise(x.bfloat16())
             block, place = self.table[request][torch.arange(n) // SLOTS], torch.arange(n) % SLOTS
             self.planes[0][block, place], self.planes[1][block, place] = data, scale
@@ -106,8 +110,7 @@ class Keys:
 
 def queries(rows: int, *, seed: int = 1, spread: float = 2.0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(rows, HEADS, CHANNELS, generator=generator)
-    q = q * torch.exp2(spread * torch.randn(rows, HEADS, 1, generator=generator))
+    q = scattered(rows, HEADS, CHANNELS, spread=spread, generator=generator)
     return mxfp4.quantise_dequantise(q.bfloat16()), torch.randn(rows, HEADS, generator=generator).bfloat16()
 
 
@@ -215,6 +218,26 @@ def test_select_survives_garbage_keys(indexer: Indexer) -> None:
     q, weight = queries(1)
     out = indexer.select(q, weight, keys=keys.planes, rows=rows, count=40)[0]
     assert (out[:36] >= 24).all() and out[:36].unique().numel() == 36 and (out[36:] == -1).all()
+
+
+def test_select_sees_small_groups_beside_large_ones(indexer: Indexer) -> None:
+    """A large group cancels to nothing and a small one decides: fp32 sums would lose it, and must not be used here."""
+    keys = Keys([20])
+    small = torch.tensor([1.0, 2.0, 3.0, 4.0]).repeat(5)
+    x = torch.zeros(20, CHANNELS)
+    x[:, 0], x[:, 1], x[:, 33], x[:, 34] = 6.0, small, 2.0**26, -(2.0**26)
+    block, place = keys.table[0][torch.arange(20) // SLOTS], torch.arange(20) % SLOTS
+    keys.planes[0][block, place], keys.planes[1][block, place] = mxfp4.quantise(x)
+    q = torch.zeros(1, HEADS, CHANNELS)
+    q[:, :, [1, 33, 34]] = 1.0
+    out = indexer.select(
+        q.bfloat16(),
+        torch.ones(1, HEADS).bfloat16(),
+        keys=keys.planes,
+        rows=keys.rows([(0, 20, 20)]),
+        count=5,
+    )
+    assert out[0].tolist() == [3, 7, 11, 15, 19]
 
 
 class Peak(TorchDispatchMode):

@@ -87,7 +87,7 @@ class Driver:
         return Held(list(tokens), self._slots.pop(), [], [])
 
     def step(self, chunks: Sequence[Chunk], *, logits: str = "all", tail: int | None = None) -> list[Tensor]:
-        """Run the chunks as one forward; the fp32 logits of each chunk's rows ("all") or last row ("last").
+        """Run the chunks as one forward; the fp32 logits of each chunk's rows, or [none] ("none").
 
         ``tail`` keeps at most that many last rows of each chunk past the last KV source; logits then are of kept rows.
         """
@@ -118,11 +118,11 @@ class Driver:
             window_start_R=torch.tensor([s.window_start for s in sequences]),
             store_T=torch.tensor(store),
             lookback_TN=torch.tensor(lookback),
-            logit_rows=torch.arange(len(kept)),
+            logit_rows=torch.arange(0 if logits == "none" else len(kept)),
             tail_rows=None if tail is None else torch.tensor(kept),
         )
-        out = self.model.forward(batch).split(counts)
-        return [rows if logits == "all" else rows[-1:] for rows in out]
+        out = self.model.forward(batch)
+        return [out] if logits == "none" else list(out.split(counts))
 
     def run(self, tokens: Sequence[int], *, cuts: Sequence[int] = (), tail: int | None = None) -> Tensor:
         """All logits of one sequence alone, in chunks that end at ``cuts`` and at the end."""

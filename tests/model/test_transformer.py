@@ -229,6 +229,14 @@ def test_replayed_hit_equals_the_oracles_bounded_replay(name: str, hit: int) -> 
     assert torch.equal(torch.cat(out), c.oracle(tokens, replay=replay))
 
 
+def test_a_step_that_wants_no_logits_gives_none_and_still_writes() -> None:
+    tokens, logits = expected("A")
+    driver = case("A").driver()
+    held = driver.open(tokens)
+    assert driver.step([Chunk(held, 20)], logits="none")[0].shape == (0, case("A").config.vocab_size)
+    assert torch.equal(driver.step([Chunk(held, 30)])[0], logits[20:30])
+
+
 def test_weights_must_be_exactly_what_the_model_uses() -> None:
     c = case("B")
     pool = c.driver().pool

@@ -151,4 +151,6 @@ def test_a_broken_layer_does_not_pass(name: str, excerpt: dict[str, np.ndarray])
 def test_a_layer_without_yarn_does_not_pass(excerpt: dict[str, np.ndarray]) -> None:
     config = config_of_the_layer()
     plain = msgspec.structs.replace(config.rope_scaling, factor=1)
-    assert differences(excerpt, run(excerpt, Functions(), msgspec.structs.replace(config, rope_scaling=plain)))
+    assert differences(
+        excerpt, run(excerpt, Functions(), msgspec.structs.replace(config, rope_scaling=plain))
+    )

@@ -165,7 +165,11 @@ def decisions(name: str, length: int, trace: Trace) -> Iterator[tuple[str, Tenso
         if theirs + "topk" in values:
             selected = trace[mine + "selected"][0]
             clear = torch.tensor(values[theirs + "topk_margin"]) > 0
-            yield mine + "selected", clear, (selected != as_mask(values[theirs + "topk"], selected.shape[1])).any(-1)
+            yield (
+                mine + "selected",
+                clear,
+                (selected != as_mask(values[theirs + "topk"], selected.shape[1])).any(-1),
+            )
         if theirs + "candidates" in values:
             visible = trace[mine + "index_scores"][0] > -torch.inf
             expected = unpacked(values[theirs + "candidates"], values[theirs + "candidates_shape"]) & visible

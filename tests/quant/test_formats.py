@@ -32,7 +32,12 @@ def test_golden_values() -> None:
 
 def test_fp8_ties_go_to_the_even_code() -> None:
     # at scale 1 the step between 16 and 32 is 2, so 17 and 19 are midpoints
-    assert mxfp8.quantise_dequantise(row(32, 448.0, 17.0, 19.0, -17.0))[:4].tolist() == [448.0, 16.0, 20.0, -16.0]
+    assert mxfp8.quantise_dequantise(row(32, 448.0, 17.0, 19.0, -17.0))[:4].tolist() == [
+        448.0,
+        16.0,
+        20.0,
+        -16.0,
+    ]
 
 
 def test_nvfp4_divides_truly() -> None:
@@ -50,7 +55,9 @@ def test_packed_equals_quantise_dequantise(format: Format) -> None:
     x = torch.where(torch.rand(x.shape, generator=generator) < 0.5, x, -x)
     packed = QuantTensor.quantise(x, format)
     assert torch.equal(packed.dequantise(torch.bfloat16), format.quantise_dequantise(x))
-    assert torch.equal(packed.dequantise(torch.bfloat16).double(), packed.dequantise().double())  # exact in bf16
+    assert torch.equal(
+        packed.dequantise(torch.bfloat16).double(), packed.dequantise().double()
+    )  # exact in bf16
 
 
 # not NVFP4: its E4M3 scale is recomputed from a rounded amax, so it is not idempotent by definition

@@ -308,3 +308,23 @@ def test_injected_spellings_stay_text(server: Server) -> None:
     assert None not in control
     for token in control:
         assert plain["tokens"].count(token) == forged["tokens"].count(token)
+
+
+def test_tool_round_trip(server: Server) -> None:
+    """The message that the client got goes back as it is, with the tool's result behind it."""
+    output, _, _ = ANSWERS["calls"]
+    message = whole(server, tools=TOOLS, extra_body=server.script("trip", output)).choices[0].message
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": f"result of {call.id}"}
+        for call in message.tool_calls
+    ]
+    body = {"messages": [*HI, message.model_dump(), *results], "tools": TOOLS}
+    status, answer = server.post("/tokenize", body)
+    assert status == 200, answer
+    text = server.tokenizer.decode(answer["tokens"])
+    assert "<think>hm</think>Let me see." + CALL in text
+    assert all(f"<tool_result>result of {call.id}</tool_result>" in text for call in message.tool_calls)
+    again = server.client.chat.completions.create(
+        model=MODEL, messages=[*HI, message, *results], tools=TOOLS, max_tokens=1
+    )
+    assert again.usage.prompt_tokens == answer["count"]

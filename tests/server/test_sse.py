@@ -4,6 +4,7 @@ import http.client
 import json
 import random
 import time
+from collections.abc import Callable
 
 from tests.server.conftest import Server
 
@@ -27,41 +28,41 @@ def hang_up(server: Server, kind: str, *, n: int = 1) -> None:
     connection.close()
 
 
-def quiet(server: Server, *, within_s: float = 2.0) -> bool:
+def comes_true(condition: Callable[[], bool], *, within_s: float) -> bool:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
-        if server.metric("num_requests_running") == 0:
+        if condition():
             return True
         time.sleep(0.02)
-    return False
+    return condition()
 
 
 def test_a20_disconnects_abort_and_nothing_else_does(server: Server) -> None:
+    def aborts() -> float:
+        return server.metric("num_preemptions_total")  # the stub counts them there
+
+    def counted() -> float:
+        return server.metric("request_success_total", finished_reason="abort")
+
     time.sleep(0.1)
-    before = server.metric("num_preemptions_total")  # the stub counts aborts there
-    counted = server.metric("request_success_total", finished_reason="abort")
+    before, counted_before = aborts(), counted()
     kinds = ["first", "chunks", "whole", "queued"] * 12
     random.Random(1).shuffle(kinds)
     for kind in kinds:
         hang_up(server, kind)
     hang_up(server, "chunks", n=3)
-    assert quiet(server)
-    time.sleep(0.1)
-    assert server.metric("kv_cache_usage_perc") == 0
+    assert comes_true(lambda: server.metric("num_requests_running") == 0, within_s=2)
+    assert comes_true(lambda: server.metric("kv_cache_usage_perc") == 0, within_s=1)
+    assert comes_true(lambda: aborts() - before == counted() - counted_before, within_s=1)
     # a request whose client left before its body was read is never submitted
-    aborted = server.metric("num_preemptions_total") - before
-    assert len(kinds) - kinds.count("first") + 3 <= aborted <= len(kinds) + 3
-    assert server.metric("request_success_total", finished_reason="abort") - counted == aborted
+    assert len(kinds) - kinds.count("first") + 3 <= aborts() - before <= len(kinds) + 3
 
-    before = server.metric("num_preemptions_total")
+    before = aborts()
     for i in range(50):
-        stream = bool(i % 2)
-        status, _ = server.post(
-            CHAT, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": stream}
-        )
-        assert status == 200
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": bool(i % 2)}
+        assert server.post(CHAT, body)[0] == 200
     time.sleep(0.1)
-    assert server.metric("num_preemptions_total") == before
+    assert aborts() == before
 
 
 def test_frames_and_headers(server: Server) -> None:

@@ -2,7 +2,8 @@
 
 Owns the signatures. Keys are read as 68-byte records (at head dim 128) straight from their blocks; scores are
 score(t, j) = (K H)^-0.5 sum_h w[t, h] relu(<q[t, h], key_j>), fp32, exact before that rounding. On equal scores the lowest
-index wins. NaN and -inf are never selected. Suffixes: T rows, H index heads, K index channels, N entries, R requests, B block columns.
+index wins. NaN and -inf are never selected. Suffixes: T rows, H index heads, K index channels, N entries, R requests,
+B block columns.
 """
 
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ COLUMNS = 512  # entries scored by one product
 FP32_BITS = 24
 UNIT_BITS = 4  # a value is below 2^4 units of its own group (spread 0)
 DOT_BYTES = 1 << 20  # float64 dot products alive at a time: what stays in a core's cache
-WITHIN_BYTES = 32 << 20  # decoded keys of row-wise gathers alive at a time
+WITHIN_BYTES = 8 << 20  # decoded keys of row-wise gathers alive at a time
 
 
 def top(scores_TN: Tensor, *, count: int) -> Tensor:
