@@ -95,7 +95,8 @@ def engram_token_map(tokenizer_file: Path, config: ModelConfig) -> Tensor:
     ids = []
     for token in range(tokenizer.get_vocab_size(with_added_tokens=True)):
         text = tokenizer.decode([token], skip_special_tokens=False)
-        key = tokenizer.id_to_token(token) if "\ufffd" in text else normaliser.normalize_str(text) or text
+        raw = tokenizer.id_to_token(token) or ""
+        key = raw if "\ufffd" in text else normaliser.normalize_str(text) or text
         ids.append(keys.setdefault(key, len(keys)))
     if len(keys) != config.engram_compressed_vocab_size:
         raise ValueError(

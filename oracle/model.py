@@ -487,7 +487,7 @@ def engram_inject(
     keys, value = wide.split((x.shape[-2] * x.shape[-1], x.shape[-1]), -1)
     keys = keys.unflatten(-1, x.shape[-2:])
     weight = q_weight.to(x.dtype) * k_weight.to(x.dtype)
-    statistic = torch.rsqrt((x.square().mean(-1) + config.rms_norm_eps)) * torch.rsqrt(
+    statistic = torch.rsqrt(x.square().mean(-1) + config.rms_norm_eps) * torch.rsqrt(
         keys.square().mean(-1) + config.rms_norm_eps
     )
     gate = engram_gate((x * weight * keys).sum(-1) * statistic * x.shape[-1] ** -0.5)
@@ -580,7 +580,7 @@ def forward(
     numerics: Numerics,
     token_map: Tensor | None = None,
     documents_BT: Tensor | None = None,
-    options: Options = Options(),  # noqa: B008  (a frozen value)
+    options: Options = Options(),
     trace: Trace | None = None,
 ) -> OracleOutput:
     """The backbone over whole sequences.

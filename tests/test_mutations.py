@@ -10,7 +10,7 @@ from torch import Tensor
 from oracle import model as oracle
 from tests.model import tiny
 from tests.model.driver import Driver
-from tests.mutations import MUTATIONS, Mutation
+from tests.mutants import MUTATIONS, Mutation
 
 LENGTH = 40
 

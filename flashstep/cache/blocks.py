@@ -23,7 +23,9 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, *, order: Sequence[int] | None = None) -> None:
         first_use = range(num_blocks) if order is None else order
-        assert order is None or sorted(order) == list(range(num_blocks)), "order must be a permutation of all blocks"
+        assert order is None or sorted(order) == list(range(num_blocks)), (
+            "order must be a permutation of all blocks"
+        )
         self.num_blocks = num_blocks
         self._free = list(reversed(first_use))  # a stack: pop() gives the first in order
         self._references = [0] * num_blocks

@@ -27,7 +27,9 @@ class CacheBudget(msgspec.Struct, frozen=True, kw_only=True):
     window_block_bytes: int  # of one window block: the records of all layers
     tail_bytes: int  # of all slots
     max_model_len: int
-    live_window_blocks: int  # what a full house needs; if there are fewer, requests wait; if more, they cache windows
+    live_window_blocks: (
+        int  # what a full house needs; if there are fewer, requests wait; if more, they cache windows
+    )
 
     @property
     def bytes(self) -> int:

@@ -29,5 +29,5 @@ class Budget:
 
         from flashstep.cache.budget import report
 
-        OUT.print(report(model, self.options.checked().engine(folder)), markup=False)
+        OUT.print(report(model, self.options.checked().engine(folder)))
         return 0

@@ -102,13 +102,13 @@ def _show(deltas: Iterator[Delta]) -> str:
         for delta in deltas:
             if delta.reasoning:
                 reasoning = True
-                OUT.print(delta.reasoning, end="", style="dim", markup=False)
+                OUT.print(delta.reasoning, end="", style="dim")
             if delta.content:
                 if reasoning and not content:
                     OUT.print()
-                OUT.print(delta.content, end="", markup=False)
+                OUT.print(delta.content, end="")
                 content += delta.content
     except KeyboardInterrupt:
-        OUT.print(" [stopped]", end="", style="dim", markup=False)
+        OUT.print(" [stopped]", end="", style="dim")
     OUT.print()
     return content

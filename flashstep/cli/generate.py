@@ -54,15 +54,15 @@ class Generate:
         if len(prompts) == 1:
             detokenizer = local.tokenizer.detokenizer()
             for output in local.stream(prompts[0], params[0]):
-                OUT.print(detokenizer.push(output.tokens), end="", markup=False)
-            OUT.print(detokenizer.finish(), markup=False)
+                OUT.print(detokenizer.push(output.tokens), end="")
+            OUT.print(detokenizer.finish())
             return 0
         with NOTES.status(f"{len(prompts)} prompts"):
             results = local.run_all(prompts, params)
         for text, outputs in zip(texts, results, strict=True):
             tokens = [token for output in outputs for token in output.tokens]
             note(f"> {text}")
-            OUT.print(local.tokenizer.decode(tokens, skip_special_tokens=True), markup=False)
+            OUT.print(local.tokenizer.decode(tokens, skip_special_tokens=True))
         return 0
 
 

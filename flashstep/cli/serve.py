@@ -48,7 +48,6 @@ class Serve:
                 seconds = time.monotonic() - started
                 OUT.print(
                     f"{names[0]} is served at http://{shown}:{port}/v1 (ready in {seconds:.1f} s)",
-                    markup=False,
                 )
 
             client = EngineClient(engine.addresses, sentinel=engine.sentinel)

@@ -5,13 +5,14 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-OUT = Console(highlight=False, soft_wrap=True)
-NOTES = Console(stderr=True, highlight=False, soft_wrap=True)
+# text is shown as it is: a model's "[red]" or ":smile:" is not ours to interpret
+OUT = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+NOTES = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def note(text: str) -> None:
     """One line for the person who waits."""
-    NOTES.print(text, style="dim", markup=False)
+    NOTES.print(text, style="dim")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Model configurations that need no file: the released DeepSeek-V4.1-Flash, for plans and tests without its checkpoint.
 
-Gives the mapping of its ``config.json`` and the ``ModelConfig`` read from it. The figures are the publisher's (spec/model.md 1.1).
+Gives the mapping of its ``config.json`` and the ``ModelConfig`` read from it. The figures are the
+publisher's (spec/model.md 1.1).
 """
 
 from typing import Any

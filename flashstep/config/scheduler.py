@@ -6,8 +6,8 @@ import msgspec
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """``policy`` is "fcfs" or "priority" (smaller number first, ties by arrival).
 
-    ``long_prefill_token_threshold`` caps one prompt's rows in a step while others wait (0: no cap but the budget).
-    ``max_num_queued_reqs`` bounds waiting requests (0: unbounded).
+    ``long_prefill_token_threshold`` caps one prompt's rows in a step while others wait (0: no cap but the share rule of
+    ``scheduler.policy``).
     """
 
     max_model_len: int

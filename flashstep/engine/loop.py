@@ -1,7 +1,8 @@
 """The engine behind the wire: plans step N+1 while the runner's thread runs step N, and speaks for both.
 
 Takes an engine, its end of the wire and the thread that the runner lives in; gives one Outputs message a step, Stats at
-most every 100 ms, and Rejected for what the door refuses. Two steps are in flight at most. Knows no process: ``launch`` starts and ends it.
+most every 100 ms, and Rejected for what the door refuses. Two steps are in flight at most. Knows no process: ``launch``
+starts and ends it.
 """
 
 import math
@@ -132,5 +133,4 @@ class EngineLoop:
             self._commit()
         self._tell(self._engine.abort(self._engine.unfinished))
         self._engine.check_integrity()
-        os.close(self._wake)
         log.info("ended", steps=self._engine.stats().steps)

@@ -101,7 +101,9 @@ class ServerEnd(_End):
     def send(self, message: ToEngine) -> None:
         if not self._connected:
             self._connected = True
-            self._out.connect(self._to_engine)  # not earlier: connecting to a socket that is not there is tried again late
+            self._out.connect(
+                self._to_engine
+            )  # not earlier: connecting to a socket that is not there is tried again late
         self._send(message)
 
     def receive(self) -> ToServer | None:

@@ -33,6 +33,7 @@ from flashstep.ipc.messages import (
 )
 from flashstep.request import Request
 
+MESSAGES_AT_ONCE = 64  # handled before the event loop gets its turn again
 LAST_WORDS_S = 0.2  # after the process has gone, how long its final message may still be on the way
 
 
@@ -214,7 +215,19 @@ class EngineClient:
     # ---- what arrives --------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        while (message := self._end.receive()) is not None:
+        """Take what is here, so much at a time: a fast engine must not keep the loop from its other work."""
+        for _ in range(MESSAGES_AT_ONCE):
+            if self._closed or (message := self._end.receive()) is None:
+                return
+            self._handle(message)
+        assert self._loop is not None
+        self._loop.call_soon(
+            self._drain
+        )  # the descriptor is edge triggered: for what is left no edge will come
+
+    def _drain_all(self) -> None:
+        """Take everything: the process has gone, so no more is made meanwhile."""
+        while not self._closed and (message := self._end.receive()) is not None:
             self._handle(message)
 
     def _handle(self, message: ToServer) -> None:
@@ -242,13 +255,13 @@ class EngineClient:
     def _process_gone(self) -> None:
         assert self._loop is not None and self._sentinel is not None
         self._loop.remove_reader(self._sentinel)
-        self._drain()
+        self._drain_all()
         if self.failure is None:
             self._loop.call_later(LAST_WORDS_S, self._process_gone_silently)
 
     def _process_gone_silently(self) -> None:
         if self.failure is None and not self._closed:
-            self._drain()
+            self._drain_all()
             self._fail("the engine process ended without a message (killed, or crashed outside Python)")
 
     def _fail(self, reason: str) -> None:

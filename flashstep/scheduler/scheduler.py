@@ -113,6 +113,10 @@ class Scheduler:
         self._released: list[int] = []  # slots to name in the next plan
         self._gone: list[str] = []  # ids to name in the next plan
         self._first: tuple[Request, ...] = ()
+        self._refused: Job | None = (
+            None  # the waiting job that did not fit, and the free blocks of both pools then
+        )
+        self._refused_at = (0, 0)
         self._steps = 0
         self._added = 0
         self._preemptions = 0
@@ -243,8 +247,13 @@ class Scheduler:
         # who was preempted comes back only when everybody else may still grow by a block, or it would go again at once
         reserve = len(self._running) if job.preemptions else 0
         first = job.admissions == 0
+        free = (self._memory.blocks.available, self._memory.window_blocks.available)
+        if self._refused is job and free[0] <= self._refused_at[0] and free[1] <= self._refused_at[1]:
+            return False  # nothing has come free since: a long prompt is not looked up again in every step
         if not admit(job, self._memory, slot=self._free_slots[0], reserve=reserve, now=self._clock()):
+            self._refused, self._refused_at = job, free
             return False
+        self._refused = None
         slot = heapq.heappop(self._free_slots)
         assert self._waiting[0] is job and job.hit is not None
         del self._waiting[0]

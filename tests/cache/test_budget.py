@@ -65,7 +65,9 @@ def test_the_weights_agree_with_the_table_of_names():
     max_model_len=st.sampled_from([None, 64, 4096, 1 << 20]),
     policy=st.sampled_from(list(HitPolicy)),
 )
-def test_what_is_planned_fits_and_a_scheduler_accepts_it(memory, block_size, max_num_seqs, batched, max_model_len, policy):
+def test_what_is_planned_fits_and_a_scheduler_accepts_it(
+    memory, block_size, max_num_seqs, batched, max_model_len, policy
+):
     config = engine(
         kv_cache_memory_bytes=memory,
         block_size=block_size,
@@ -85,9 +87,14 @@ def test_what_is_planned_fits_and_a_scheduler_accepts_it(memory, block_size, max
     if max_model_len is not None:
         assert budget.max_model_len == max_model_len
     cache = CacheConfig(
-        block_size=block_size, num_blocks=budget.num_blocks, num_window_blocks=budget.num_window_blocks, hit_policy=policy
+        block_size=block_size,
+        num_blocks=budget.num_blocks,
+        num_window_blocks=budget.num_window_blocks,
+        hit_policy=policy,
     )
-    limits = SchedulerConfig(max_model_len=budget.max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=batched)
+    limits = SchedulerConfig(
+        max_model_len=budget.max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=batched
+    )
     Scheduler(limits, cache, sliding_window=RELEASED.sliding_window, eos_token_ids=(1,))
 
 

@@ -27,7 +27,9 @@ def test_keys_name_everything_before_them():
         other = tokens.copy()
         other[position] += 1
         changed = keys_of(other)
-        assert [a == b for a, b in zip(keys, changed, strict=True)] == [i < position // SIZE for i in range(5)]
+        assert [a == b for a, b in zip(keys, changed, strict=True)] == [
+            i < position // SIZE for i in range(5)
+        ]
     assert set(keys_of(tokens, salt="tenant")).isdisjoint(keys)
     assert keys_of([*tokens[4:8], *tokens[:4]])[1] != keys[0], "the same tokens elsewhere are another block"
 
@@ -105,7 +107,12 @@ def test_a_bounded_hit_needs_no_window_but_must_be_longer_than_one(held, tokens)
 def test_the_blocks_of_a_hit_stand_in_order():
     global_pool, window_pool = pools(list(reversed(KEYS)), list(reversed(KEYS)))
     found = longest_hit(
-        KEYS, global_pool=global_pool, window_pool=window_pool, policy=HitPolicy.EXACT, block_size=SIZE, window=6
+        KEYS,
+        global_pool=global_pool,
+        window_pool=window_pool,
+        policy=HitPolicy.EXACT,
+        block_size=SIZE,
+        window=6,
     )
     assert list(found.blocks) == [global_pool.find(key) for key in KEYS]
     assert list(found.window_blocks) == [window_pool.find(key) for key in KEYS[8:]]

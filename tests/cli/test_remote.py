@@ -10,10 +10,11 @@ import pytest
 from flashstep.cli import main
 from flashstep.cli.remote import Delta, RemoteModel
 
+TEXT = "Paris [b]:smile:"  # nothing of it may be interpreted
 CHUNKS = [
     {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
     {"choices": [{"delta": {"reasoning_content": "Hm. "}}]},
-    {"choices": [{"delta": {"content": "Paris"}, "finish_reason": None}]},
+    {"choices": [{"delta": {"content": TEXT}, "finish_reason": None}]},
     {"choices": [{"delta": {}, "finish_reason": "stop"}]},
     {"choices": [], "usage": {"total_tokens": 3}},
 ]
@@ -68,7 +69,7 @@ def test_the_answer_comes_in_pieces(server: ThreadingHTTPServer, suffix: str) ->
     assert remote.model == "scripted"
     deltas = list(remote.stream([{"role": "user", "content": "hi"}], {"temperature": 0}))
     assert "".join(delta.reasoning for delta in deltas) == "Hm. "
-    assert "".join(delta.content for delta in deltas) == "Paris"
+    assert "".join(delta.content for delta in deltas) == TEXT
     assert server.bodies == [
         {
             "model": "scripted",
@@ -83,7 +84,7 @@ def test_refusals_and_broken_streams_are_sentences(server: ThreadingHTTPServer) 
     with pytest.raises(ValueError, match="answered 404: the model 'x' is not served here"):
         list(RemoteModel(url(server), model="x").stream([], {}))
     stream = RemoteModel(url(server)).stream([{"role": "user", "content": "break"}], {})
-    assert next(stream) == Delta("", "Paris")
+    assert next(stream) == Delta("", TEXT)
     with pytest.raises(ValueError, match="the engine is gone"):
         next(stream)
 
@@ -101,12 +102,12 @@ def test_chat_keeps_the_conversation(
 
     monkeypatch.setattr("builtins.input", typed)
     assert main(["chat", "--url", url(server), "--system", "Be brief.", "--no-thinking"]) == 0
-    assert capsys.readouterr().out.count("Paris") == 2
+    assert capsys.readouterr().out.count(TEXT) == 2
     assert [message["role"] for message in server.bodies[1]["messages"]] == [
         "system",
         "user",
         "assistant",
         "user",
     ]
-    assert server.bodies[1]["messages"][2]["content"] == "Paris"
+    assert server.bodies[1]["messages"][2]["content"] == TEXT
     assert server.bodies[0]["thinking"] == {"type": "disabled"}

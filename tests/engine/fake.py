@@ -50,4 +50,6 @@ def build_slowly(config: EngineConfig) -> MoodyRunner:
 
 
 def config(**options) -> EngineConfig:
-    return EngineConfig(model=Path("fake"), **{"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64, **options})
+    return EngineConfig(
+        model=Path("fake"), **{"block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64, **options}
+    )

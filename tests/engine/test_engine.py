@@ -21,7 +21,8 @@ def tokens_of(outputs) -> list[int]:
 def test_generate_runs_requests_to_their_ends():
     chance = random.Random(0)
     requests = [
-        request(f"r{i}", [chance.randrange(2, 95) for _ in range(chance.randrange(1, 60))], 20, seed=i) for i in range(20)
+        request(f"r{i}", [chance.randrange(2, 95) for _ in range(chance.randrange(1, 60))], 20, seed=i)
+        for i in range(20)
     ]
     one = engine()
     outputs = one.generate(requests)
@@ -52,7 +53,8 @@ def test_a_seed_fixes_the_tokens_whatever_the_neighbours():
         got += [token for output in late.step() if output.id == "r" for token in output.tokens]
     assert got == alone
     outputs = {
-        tuple(tokens_of(engine().generate([request("r", (5, 6, 7), 32, seed=s, ignore_eos=True)])["r"])) for s in range(20)
+        tuple(tokens_of(engine().generate([request("r", (5, 6, 7), 32, seed=s, ignore_eos=True)])["r"]))
+        for s in range(20)
     }
     assert len(outputs) >= 15
 

@@ -3,8 +3,11 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,9 @@ from flashstep.ipc.client import EngineClient, EngineDied, RequestRejected
 from tests.engine import fake
 from tests.scheduler.driving import request
 from tests.scheduler.fake_runner import expected
+
+
+ROOT = Path(__file__).parents[2]
 
 
 @asynccontextmanager
@@ -115,6 +121,35 @@ async def test_a_crash_in_a_step_is_reported_with_its_reason():
             with pytest.raises(EngineDied, match="RuntimeError: the device is on fire"):
                 await follow(stream)
         assert await gone(process) == 1
+
+
+def test_the_engine_does_not_outlive_its_front_end():
+    """The front end is killed without a chance to say anything."""
+    script = (
+        "from tests.engine import fake\n"
+        "from flashstep.engine.launch import start_engine\n"
+        "import time\n"
+        "if __name__ == '__main__':\n"
+        "    print(start_engine(fake.config(), build=fake.build, log_level='error').pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    front = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    engine = int(front.stdout.readline())
+    time.sleep(1.0)
+    assert is_running(engine)
+    front.kill()
+    front.wait()
+    end = time.monotonic() + 10
+    while is_running(engine) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_running(engine)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 async def test_a_failure_to_build_is_reported_before_ready():

@@ -77,7 +77,9 @@ def test_steps_overlap_and_each_sends_one_message(rig):
     assert max(runner.depths) == 2
     assert runner.depths.count(2) > 0.8 * len(runner.depths), "the next step is planned while one runs"
     assert len(outputs) <= len(runner.depths), "one message a step"
-    stats = hear(server, until=lambda more: more and isinstance(more[-1], messages.Stats) and more[-1].running == 0)
+    stats = hear(
+        server, until=lambda more: more and isinstance(more[-1], messages.Stats) and more[-1].running == 0
+    )
     assert stats[-1].generation_tokens == 240
     assert (stats[-1].cache_usage, stats[-1].waiting) == (0, 0)
 

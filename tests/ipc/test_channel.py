@@ -61,7 +61,9 @@ LOGPROB = TokenLogprob(3, -0.5, 2, ((4, -0.1, 1),))
         messages.Outputs(
             (
                 messages.RequestOutput(id="a", tokens=(1, 2), logprobs=(LOGPROB,)),
-                messages.RequestOutput(id="b", finish_reason="stop", stop_token=1, cached_tokens=0, queued_s=0.25),
+                messages.RequestOutput(
+                    id="b", finish_reason="stop", stop_token=1, cached_tokens=0, queued_s=0.25
+                ),
             )
         ),
     ],
@@ -77,7 +79,9 @@ def test_what_the_server_says_arrives_unchanged_and_in_order(ends):
     server, engine = ends
     engine.send(READY)
     wait_for(server)
-    full = request("r", (1, 2, 3), 9, logit_bias={5: -1.0}, bad_words=((1, 2),), seed=-7, cache_salt="s", priority=-2)
+    full = request(
+        "r", (1, 2, 3), 9, logit_bias={5: -1.0}, bad_words=((1, 2),), seed=-7, cache_salt="s", priority=-2
+    )
     sent = [messages.Submit((full,)), messages.Abort(("r", "q")), messages.Shutdown()]
     for message in sent:
         server.send(message)

@@ -8,7 +8,7 @@ import pytest
 
 from flashstep.ipc import messages
 from flashstep.ipc.channel import Addresses, EngineEnd
-from flashstep.ipc.client import EngineClient, EngineDied, RequestRejected
+from flashstep.ipc.client import MESSAGES_AT_ONCE, EngineClient, EngineDied, RequestRejected
 from flashstep.ipc.messages import Outputs, RequestOutput
 from tests.ipc.test_channel import READY, STATS
 from tests.scheduler.driving import request
@@ -69,7 +69,11 @@ async def test_each_stream_gets_its_own_outputs_in_order():
         reading = asyncio.gather(collect(a), collect(b))
         for step in range(5):
             engine.send(Outputs((output("a", step), output("b", 10 + step))))
-        engine.send(Outputs((output("b", finish_reason="stop", stop_token=1), output("a", 99, finish_reason="length"))))
+        engine.send(
+            Outputs(
+                (output("b", finish_reason="stop", stop_token=1), output("a", 99, finish_reason="length"))
+            )
+        )
         got_a, got_b = await asyncio.wait_for(reading, 5)
         assert [t for item in got_a for t in item.tokens] == [0, 1, 2, 3, 4, 99]
         assert [t for item in got_b for t in item.tokens] == [10, 11, 12, 13, 14]
@@ -80,7 +84,9 @@ async def test_each_stream_gets_its_own_outputs_in_order():
 async def test_a_slow_reader_gets_everything_merged_into_one():
     async with pair() as (client, engine):
         (stream,) = client.submit([request("a", (1,))])
-        engine.send(Outputs((output("a", 1, cached_tokens=32, replayed_tokens=0, queued_s=0.5, prefill_s=1.5),)))
+        engine.send(
+            Outputs((output("a", 1, cached_tokens=32, replayed_tokens=0, queued_s=0.5, prefill_s=1.5),))
+        )
         engine.send(Outputs((output("a", 2),)))
         engine.send(Outputs((output("a", 3, finish_reason="stop", stop_token=3, preemptions=2),)))
         await asyncio.sleep(0.2)
@@ -99,6 +105,23 @@ async def test_a_slow_reader_gets_everything_merged_into_one():
                 preemptions=2,
             )
         ]
+
+
+async def test_a_flood_leaves_the_loop_its_turns_and_is_read_to_its_end():
+    async with pair() as (client, engine):
+        (stream,) = client.submit([request("a", (1,))])
+        for step in range(1000):
+            engine.send(Outputs((output("a", step, finish_reason="length" if step == 999 else None),)))
+        time.sleep(
+            0.2
+        )  # the loop stands still: everything is there when it goes on, and no edge comes after the first
+        turns = 0
+        while client.num_unfinished:
+            await asyncio.sleep(0)
+            turns += 1
+            assert turns < 100_000, "the rest of the flood was never read"
+        assert turns > 1000 // MESSAGES_AT_ONCE
+        assert [t for item in await collect(stream) for t in item.tokens] == list(range(1000))
 
 
 async def test_leaving_early_aborts_and_finishing_does_not():

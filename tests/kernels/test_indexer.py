@@ -204,7 +204,7 @@ def test_select_is_the_same_for_any_tiling_and_company(
     pieces = [run(slice(low, low + 7)) for low in range(0, rows.request_T.numel(), 7)]
     assert all(torch.equal(w, torch.cat(p)) for w, p in zip(whole, zip(*pieces, strict=True), strict=True))
     module = indexer._loaded["select"].__globals__
-    for name, size in (("KEY_TILE", 24), ("COLUMNS", 5), ("DOT_BYTES", 2000), ("WITHIN_BYTES", 50_000)):
+    for name, size in (("KEY_TILE", 24), ("COLUMNS", 5), ("DOT_BYTES", 2000), ("GATHER_BYTES", 50_000)):
         if name in module:
             monkeypatch.setitem(module, name, size)
     assert all(torch.equal(w, t) for w, t in zip(whole, run(slice(None)), strict=True))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from flashstep.kernels import TABLE, Ops, choices, choose_ops
+from flashstep.kernels.__main__ import main
 from flashstep.kernels.device import device_facts
 from flashstep.kernels.registry import Family, Implementation, Switch, choose
 
@@ -62,3 +63,12 @@ def test_a_cpu_gets_the_reference_of_every_op() -> None:
 
 def test_every_family_of_the_table_is_among_the_ops() -> None:
     assert {row.op.partition(".")[0] for row in TABLE} == set(Ops.__slots__)
+
+
+def test_the_printed_table_names_every_op(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["flashstep.kernels", "reference"])
+    main()
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines[1:]} == {row.op for row in TABLE}

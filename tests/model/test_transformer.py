@@ -16,7 +16,7 @@ from tests.model import tiny
 from tests.model.checkpoints import read_checkpoint
 from tests.model.driver import CPU, Chunk, Driver, Held
 
-VECTORS = Path("/work/shared/vectors/model")
+VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "model"
 LENGTHS = (*range(1, 12), 15, 16, 17, 31, 33, 64, 65)
 LONGEST = max(LENGTHS)
 ROLES = "ABCDEFG"

@@ -47,7 +47,7 @@ def expected(
 
 
 @dataclass
-class Sequence_:
+class History:
     request: Request
     tokens: list[int]
     tags: list[int] = field(default_factory=list)
@@ -83,7 +83,7 @@ class FakeRunner:
             eos_token_ids=(EOS,),
             token_map_fingerprint="fake",
         )
-        self.sequences: dict[str, Sequence_] = {}
+        self.sequences: dict[str, History] = {}
         self.slots: dict[int, Slot] = {}
         self.records: dict[tuple[int, int], int] = {}
         self.window_records: dict[tuple[int, int], int] = {}
@@ -102,7 +102,7 @@ class FakeRunner:
             del self.slots[slot]
         for request in requests:
             assert request.id not in self.sequences
-            sequence = self.sequences[request.id] = Sequence_(request, [])
+            sequence = self.sequences[request.id] = History(request, [])
             for token in request.prompt:
                 sequence.push(token)
         for admission in plan.admitted:

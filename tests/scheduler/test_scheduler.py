@@ -124,6 +124,19 @@ def test_a_preempted_request_stands_at_the_head_and_is_the_last_admitted():
     rig.check_outputs()
 
 
+def test_one_victim_is_enough_while_its_blocks_are_on_their_way():
+    """Four requests reach a block's edge in the same step, with a step in flight that still holds the victim's blocks."""
+    rig = Rig(num_blocks=8, num_window_blocks=30, max_model_len=32, enable_prefix_caching=False)
+    rig.add(*(request(n, p, 20, ignore_eos=True) for n, p in zip("abcd", prompts(4, 7), strict=True)))
+    while not any(plan.released for plan in rig.plans):
+        while rig.plan() is not None:
+            pass
+        assert rig.commit()
+    assert [plan.released for plan in rig.plans if plan.released] == [(3,)]
+    rig.finish()
+    rig.check_outputs()
+
+
 def test_blocks_of_a_finished_request_wait_for_its_steps_in_flight():
     rig = Rig(num_blocks=8, max_model_len=32, enable_prefix_caching=False)
     rig.add(request("a", prompts(1, 8)[0], 20, ignore_eos=True))

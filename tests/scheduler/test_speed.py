@@ -21,7 +21,9 @@ class Clocked:
         self.scheduler = Scheduler(config, cache, sliding_window=128, eos_token_ids=(1,))
         self.holders: dict[int, str] = {}
         for number in range(count):
-            self.scheduler.add(request(f"r{number}", range(number + 2, number + 2 + prompt), 4000, ignore_eos=True))
+            self.scheduler.add(
+                request(f"r{number}", range(number + 2, number + 2 + prompt), 4000, ignore_eos=True)
+            )
         while True:
             plan = self.scheduler.plan()
             self.scheduler.commit(self.answer(plan))
@@ -32,7 +34,8 @@ class Clocked:
     def answer(self, plan: StepPlan) -> StepResult:
         self.holders |= {a.slot: a.request_id for a in plan.admitted}
         spans = [
-            SpanResult(slot=s.slot, request_id=self.holders[s.slot], tokens=(5,) if s.sample else ()) for s in plan.spans
+            SpanResult(slot=s.slot, request_id=self.holders[s.slot], tokens=(5,) if s.sample else ())
+            for s in plan.spans
         ]
         return StepResult(step=plan.step, spans=tuple(spans))
 

@@ -27,7 +27,8 @@ COLUMNS = 512  # entries scored by one product
 FP32_BITS = 24
 UNIT_BITS = 4  # a value is below 2^4 units of its own group (spread 0)
 DOT_BYTES = 1 << 20  # float64 dot products alive at a time: what stays in a core's cache
-WITHIN_BYTES = 8 << 20  # decoded keys of row-wise gathers alive at a time
+GATHER_BYTES = 8 << 20  # decoded keys of row-wise gathers alive at a time
+FEW_ROWS = 4  # a request with so few rows in a step (decode) is scored beside others, each row gathering its own keys
 
 
 def top(scores_TN: Tensor, *, count: int) -> Tensor:
@@ -41,12 +42,10 @@ def top(scores_TN: Tensor, *, count: int) -> Tensor:
 
 def select(q_THK: Tensor, weight_TH: Tensor, *, keys: Planes, rows: IndexRows, count: int) -> Tensor:
     """See ``Indexer.select``."""
-    entries = torch.full((q_THK.shape[0], count), -1, dtype=torch.int32, device=q_THK.device)
-    for span in _spans(rows):
-        entries[span.rows] = _select_span(
-            q_THK[span.rows], weight_TH[span.rows], keys=keys, span=span, count=count
-        )
-    return entries
+    best = _Best(q_THK, count=count)
+    for part, first, scores in _score_tiles(q_THK, weight_TH, keys=keys, rows=rows, least=count, align=1):
+        best.merge(scores, part=part, first=first)
+    return best.places(_everything(rows.visible_T, count=count), visible_T=rows.visible_T)
 
 
 def select_with_candidates(
@@ -60,26 +59,20 @@ def select_with_candidates(
     block_size: int,
 ) -> tuple[Tensor, Tensor]:
     """See ``Indexer.select_with_candidates``."""
-    entries = torch.full((q_THK.shape[0], count), -1, dtype=torch.int32, device=q_THK.device)
-    candidates = torch.full((q_THK.shape[0], blocks), -1, dtype=torch.int32, device=q_THK.device)
-    for span in _spans(rows):
-        q, weight = q_THK[span.rows], weight_TH[span.rows]
-        if -(-span.most // block_size) <= blocks:
-            entries[span.rows] = _select_span(q, weight, keys=keys, span=span, count=count)
-            newest = (span.visible - 1) // block_size  # -1 where nothing is visible
-            places = torch.arange(blocks, device=q.device)
-            candidates[span.rows] = torch.where(places <= newest.unsqueeze(1), places, -1).int()
-            continue
-        best, best_blocks = _Best(q, span.visible, count=count), _Best(q, span.visible, count=blocks)
-        for first, low, scores in _score_tiles(q, weight, keys=keys, span=span, align=block_size):
-            best.merge(scores, first=first, low=low)
-            best_blocks.merge(
-                _block_scores(scores, first=first, span=span, low=low, size=block_size),
-                first=first // block_size,
-                low=low,
-            )
-        entries[span.rows], candidates[span.rows] = best.places(), best_blocks.places()
-    return entries, candidates
+    best, best_blocks = _Best(q_THK, count=count), _Best(q_THK, count=blocks)
+    blocks_T = -(-rows.visible_T // block_size)
+    tiles = _score_tiles(
+        q_THK, weight_TH, keys=keys, rows=rows, least=min(count, blocks * block_size), align=block_size
+    )
+    for part, first, scores in tiles:
+        best.merge(scores, part=part, first=first)
+        if int(blocks_T[part].max()) > blocks:
+            peaks = _block_scores(scores, first=first, visible=rows.visible_T[part], size=block_size)
+            best_blocks.merge(peaks, part=part, first=first // block_size)
+    return (
+        best.places(_everything(rows.visible_T, count=count), visible_T=rows.visible_T),
+        best_blocks.places(_everything(blocks_T, count=blocks), visible_T=blocks_T),
+    )
 
 
 def select_within(
@@ -93,33 +86,32 @@ def select_within(
     block_size: int,
 ) -> Tensor:
     """See ``Indexer.select_within``."""
-    entries = torch.full((q_THK.shape[0], count), -1, dtype=torch.int32, device=q_THK.device)
-    for span in _spans(rows):
-        q, weight, candidates = q_THK[span.rows], weight_TH[span.rows], candidates_TM[span.rows].long()
-        everything = (candidates >= 0).sum(1) * block_size >= span.visible
-        if bool(everything.all()):
-            entries[span.rows] = _select_span(q, weight, keys=keys, span=span, count=count)
-            continue
-        tile = max(1, WITHIN_BYTES // (candidates.shape[1] * block_size * q.shape[2] * 8))
-        for low in range(0, q.shape[0], tile):
-            part = slice(low, low + tile)
-            members = (
-                candidates[part].unsqueeze(2) * block_size + torch.arange(block_size, device=q.device)
-            ).flatten(1)
-            live = (candidates[part] >= 0).repeat_interleave(block_size, 1) & (
-                members < span.visible[part].unsqueeze(1)
-            )
-            decoded = _decode(keys, span.table, members.where(live, 0))
-            dtype = _exact_dtype(_spread(q[part].float()), _spread(decoded), channels=q.shape[2])
-            dots = torch.matmul(q[part].to(dtype), decoded.to(dtype).transpose(1, 2)).relu_().double()
-            scores = torch.matmul(_scaled(weight[part], q), dots).squeeze(1).float()
-            places = top(scores.masked_fill_(~live, NEG), count=count).long()
-            chosen = members.gather(
-                1, places.clamp(min=0)
-            )  # candidates ascend, so members ascend and ties stay lowest first
-            entries[span.start + low : span.start + low + chosen.shape[0]] = torch.where(
-                places >= 0, chosen, -1
-            ).int()
+    entries = torch.empty(q_THK.shape[0], count, dtype=torch.int32, device=q_THK.device)
+    covered = (candidates_TM >= 0).sum(1) * block_size >= rows.visible_T  # every visible entry is a candidate
+    inside = covered.nonzero().squeeze(1)
+    if inside.numel():
+        some = IndexRows(
+            request_T=rows.request_T[inside],
+            visible_T=rows.visible_T[inside],
+            block_table_RB=rows.block_table_RB,
+        )
+        entries[inside] = select(q_THK[inside], weight_TH[inside], keys=keys, rows=some, count=count)
+    for part in _gather_tiles(
+        (~covered).nonzero().squeeze(1), slots=candidates_TM.shape[1] * block_size, q=q_THK
+    ):
+        candidates = candidates_TM[part].long().unsqueeze(2)
+        members = (candidates * block_size + torch.arange(block_size, device=q_THK.device)).flatten(1)
+        live = (candidates >= 0).expand(-1, -1, block_size).flatten(1) & (
+            members < rows.visible_T[part].unsqueeze(1)
+        )
+        scores = _gathered_scores(
+            q_THK[part], weight_TH[part], keys=keys, tables=_tables(rows, part), members=members, live=live
+        )
+        places = top(scores, count=count).long()
+        chosen = members.gather(
+            1, places.clamp(min=0)
+        )  # candidates ascend, so members ascend: ties stay lowest first
+        entries[part] = torch.where(places >= 0, chosen, -1).int()
     return entries
 
 
@@ -133,47 +125,69 @@ class _Span:
     most: int
     table: Tensor
 
-    @property
-    def rows(self) -> slice:
-        return slice(self.start, self.stop)
-
 
 def _spans(rows: IndexRows) -> Iterator[_Span]:
     requests, counts = torch.unique_consecutive(rows.request_T, return_counts=True)
+    most = rows.visible_T[counts.cumsum(0) - 1].tolist()
     stop = 0
-    for request, length in zip(requests.tolist(), counts.tolist(), strict=True):
+    for request, length, last in zip(requests.tolist(), counts.tolist(), most, strict=True):
         start, stop = stop, stop + length
         visible = rows.visible_T[start:stop]
-        yield _Span(
-            start=start, stop=stop, visible=visible, most=int(visible[-1]), table=rows.block_table_RB[request]
-        )
+        yield _Span(start=start, stop=stop, visible=visible, most=last, table=rows.block_table_RB[request])
 
 
-def _select_span(q: Tensor, weight: Tensor, *, keys: Planes, span: _Span, count: int) -> Tensor:
-    """int32 [rows, count] for the rows of one request."""
-    if span.most <= count:  # everything visible is selected: no score can change that
-        places = torch.arange(count, device=q.device)
-        return torch.where(places < span.visible.unsqueeze(1), places, -1).int()
-    best = _Best(q, span.visible, count=count)
-    for first, low, scores in _score_tiles(q, weight, keys=keys, span=span, align=1):
-        best.merge(scores, first=first, low=low)
-    return best.places()
+def _tables(rows: IndexRows, part: Tensor) -> Tensor:
+    return rows.block_table_RB[rows.request_T[part]]
+
+
+def _everything(visible_T: Tensor, *, count: int) -> Tensor:
+    """int32 [rows, count]: 0 .. visible - 1, then -1: what is selected where no more is visible, whatever the scores."""
+    places = torch.arange(count, device=visible_T.device)
+    return torch.where(places < visible_T.unsqueeze(1), places, -1).int()
 
 
 def _score_tiles(
-    q: Tensor, weight: Tensor, *, keys: Planes, span: _Span, align: int
-) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield (first entry, first row, fp32 scores [row tile, key tile]) with -inf beyond what a row sees, and no NaN.
+    q: Tensor, weight: Tensor, *, keys: Planes, rows: IndexRows, least: int, align: int
+) -> Iterator[tuple[Tensor | slice, int, Tensor]]:
+    """Yield (rows, first entry, fp32 scores [row tile, key tile]): -inf beyond what a row sees, no NaN.
 
-    Key tiles start at multiples of ``align``. Rows that see nothing of a key tile are left out.
+    Key tiles of a row come in ascending order and start at multiples of ``align``. Rows that see at most ``least`` may be left
+    out, and so may tiles of which a row sees nothing.
     """
+    few = []
+    most_gathered = GATHER_BYTES // (q.shape[2] * 8)
+    for span in _spans(rows):
+        if span.most <= least:
+            continue
+        if span.stop - span.start <= FEW_ROWS and span.most <= most_gathered:
+            few += range(span.start, span.stop)
+        else:
+            yield from _span_tiles(q, weight, keys=keys, span=span, align=align)
+    if few:
+        lone = torch.tensor(few, device=q.device)
+        most = int(rows.visible_T[lone].max())
+        for part in _gather_tiles(lone, slots=most, q=q):
+            members = torch.arange(most, device=q.device).expand(part.numel(), most)
+            live = members < rows.visible_T[part].unsqueeze(1)
+            scores = _gathered_scores(
+                q[part], weight[part], keys=keys, tables=_tables(rows, part), members=members, live=live
+            )
+            yield part, 0, scores
+
+
+def _span_tiles(
+    q: Tensor, weight: Tensor, *, keys: Planes, span: _Span, align: int
+) -> Iterator[tuple[slice, int, Tensor]]:
+    """The tiles of one request with many rows: keys are decoded once for all of them."""
     heads, channels = q.shape[1:]
-    weight = _scaled(weight, q)
+    q, weight = q[span.start : span.stop], _scaled(weight[span.start : span.stop], q)
     q_spread = _spread(q.float())
     key_tile = KEY_TILE // align * align
     for first in range(0, span.most, key_tile):
         stop = min(first + key_tile, span.most)
-        decoded = _decode(keys, span.table, torch.arange(first, stop, device=q.device))
+        decoded = _decode(
+            keys, span.table.unsqueeze(0), torch.arange(first, stop, device=q.device).unsqueeze(0)
+        )[0]
         key_spread = _spread(decoded).amax()
         columns = min(COLUMNS, stop - first)
         row_tile = max(1, DOT_BYTES // (heads * columns * 8))
@@ -185,7 +199,8 @@ def _score_tiles(
             if int(span.visible[low]) < stop:
                 places = torch.arange(first, stop, device=q.device)
                 scores.masked_fill_(places >= span.visible[part].unsqueeze(1), NEG)
-            yield first, low, scores.nan_to_num_(nan=NEG, posinf=POS, neginf=NEG)
+            where = slice(span.start + low, span.start + low + scores.shape[0])
+            yield where, first, scores.nan_to_num_(nan=NEG, posinf=POS, neginf=NEG)
 
 
 def _score(q: Tensor, weight: Tensor, decoded: Tensor, *, columns: int) -> Tensor:
@@ -197,6 +212,22 @@ def _score(q: Tensor, weight: Tensor, decoded: Tensor, *, columns: int) -> Tenso
         dots = torch.mm(q, decoded[:, low : low + columns]).relu_().double()
         scores[:, low : low + columns] = torch.bmm(weight, dots.view(rows, heads, -1)).squeeze(1)
     return scores
+
+
+def _gather_tiles(rows: Tensor, *, slots: int, q: Tensor) -> Iterator[Tensor]:
+    """Row numbers, so many at a time that ``slots`` decoded keys a row stay within ``GATHER_BYTES``."""
+    return iter(rows.split(max(1, GATHER_BYTES // (slots * q.shape[2] * 8))) if rows.numel() else ())
+
+
+def _gathered_scores(
+    q: Tensor, weight: Tensor, *, keys: Planes, tables: Tensor, members: Tensor, live: Tensor
+) -> Tensor:
+    """fp32 [rows, members] scores of each row's own entries ``members`` through its own table; -inf where not ``live``."""
+    decoded = _decode(keys, tables, members.where(live, 0))
+    dtype = _exact_dtype(_spread(q.float()), _spread(decoded), channels=q.shape[2])
+    dots = torch.matmul(q.to(dtype), decoded.to(dtype).transpose(1, 2)).relu_().double()
+    scores = torch.matmul(_scaled(weight, q), dots).squeeze(1).float()
+    return scores.masked_fill_(~live, NEG).nan_to_num_(nan=NEG, posinf=POS, neginf=NEG)
 
 
 def _scaled(weight: Tensor, q: Tensor) -> Tensor:
@@ -221,13 +252,13 @@ def _spread(vectors: Tensor) -> Tensor:
     return spread.where(lowest > -60, 128)
 
 
-def _block_scores(scores: Tensor, *, first: int, span: _Span, low: int, size: int) -> Tensor:
+def _block_scores(scores: Tensor, *, first: int, visible: Tensor, size: int) -> Tensor:
     """fp32 [rows, blocks]: the best member of each block; the block of a row's newest visible entry is forced in."""
     short = -scores.shape[1] % size
     if short:
         scores = torch.nn.functional.pad(scores, (0, short), value=NEG)
     best = scores.unflatten(1, (-1, size)).amax(2)
-    newest = (span.visible[low : low + best.shape[0]] - 1 - first).div(size, rounding_mode="floor")
+    newest = (visible - 1 - first).div(size, rounding_mode="floor")
     here = ((newest >= 0) & (newest < best.shape[1])).nonzero().squeeze(1)
     best[here, newest[here]] = POS
     return best
@@ -236,14 +267,13 @@ def _block_scores(scores: Tensor, *, first: int, span: _Span, low: int, size: in
 class _Best:
     """The running best ``count`` places of each row, merged tile by tile in ascending order of places."""
 
-    def __init__(self, q: Tensor, visible: Tensor, *, count: int) -> None:
+    def __init__(self, q: Tensor, *, count: int) -> None:
         self._count = count
         self._scores = torch.full((q.shape[0], count), NEG, dtype=torch.float32, device=q.device)
         self._places = torch.full((q.shape[0], count), -1, dtype=torch.int64, device=q.device)
 
-    def merge(self, scores: Tensor, *, first: int, low: int) -> None:
-        """Scores (no NaN) of places ``first ..`` for rows ``low ..``. Kept places come first, so that lower places win ties."""
-        part = slice(low, low + scores.shape[0])
+    def merge(self, scores: Tensor, *, part: Tensor | slice, first: int) -> None:
+        """Scores (no NaN) of places ``first ..`` for rows ``part``. Kept places come first, so that lower ones win ties."""
         tile = _ascending(scores, count=self._count)
         found, tile = tile < scores.shape[1], tile.clamp(max=scores.shape[1] - 1)
         places = torch.cat((self._places[part], (tile + first).where(found, -1)), dim=1)
@@ -253,9 +283,9 @@ class _Best:
         self._places[part] = places.gather(1, chosen).where(found, -1)
         self._scores[part] = joined.gather(1, chosen).where(found, NEG)
 
-    def places(self) -> Tensor:
-        """int32 [rows, count], ascending, -1 filled."""
-        return self._places.int()
+    def places(self, everything: Tensor, *, visible_T: Tensor) -> Tensor:
+        """int32 [rows, count], ascending, -1 filled; ``everything`` for rows that see no more than ``count``."""
+        return torch.where(visible_T.unsqueeze(1) <= self._count, everything, self._places.int())
 
 
 def _ascending(scores: Tensor, *, count: int) -> Tensor:
@@ -282,9 +312,9 @@ def _ascending(scores: Tensor, *, count: int) -> Tensor:
     return places.sort(dim=1).values
 
 
-def _decode(keys: Planes, table: Tensor, entries: Tensor) -> Tensor:
-    """fp32 [..., K] index keys of ``entries`` (int64) through one request's block table; exact."""
+def _decode(keys: Planes, tables: Tensor, entries: Tensor) -> Tensor:
+    """fp32 [rows, n, K] index keys of ``entries`` (int64 [rows, n]) through each row's block table [rows, B]; exact."""
     values, scales = keys
     slots = values.shape[1]
-    block, place = table[entries // slots], entries % slots
+    block, place = tables.gather(1, entries // slots), entries % slots
     return mxfp4.dequantise(values[block, place], scales[block, place])
