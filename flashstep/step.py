@@ -30,7 +30,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     ``position // block_size``; window table entries behind the window may already belong to somebody else and are never
     read. ``window_base`` is how many leading window table entries were skipped or released (set on admission hits).
     ``replay`` leading rows rebuild windows only: they write no global KV (bounded hits; a small budget may cut a replay
-    into several spans, what is visible stays fixed by the admission). ``sample`` asks for a token after the last row. ``prompt_logprobs`` asks for every row's.
+    into several spans, what is visible stays fixed by the admission). ``sample`` asks for a token after the last row.
+    ``prompt_logprobs`` asks for every row's.
     """
 
     slot: int

@@ -43,7 +43,9 @@ class CacheGroups(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             window=Record(data_bytes=config.head_dim, scale_bytes=config.head_dim // MX_GROUP),
             compressed=Record(data_bytes=config.head_dim // 2, scale_bytes=config.head_dim // NV_GROUP),
-            index_key=Record(data_bytes=config.index_head_dim // 2, scale_bytes=config.index_head_dim // MX_GROUP),
+            index_key=Record(
+                data_bytes=config.index_head_dim // 2, scale_bytes=config.index_head_dim // MX_GROUP
+            ),
             window_layers=tuple(range(config.num_hidden_layers)),
             sources=tuple((layer, config.compress_ratios[layer]) for layer in config.kv_source_layer_ids),
             sliding_window=config.sliding_window,

@@ -5,6 +5,8 @@ The engine process starts first and loads while this one imports the server, so 
 
 import signal
 import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import tyro
@@ -28,18 +30,22 @@ class Serve:
         config = self.options.checked()
         folder = resolve(self.model)
         names = config.served_model_name or (served_name(folder),)
-        # until the server has its own handlers, being told to stop means what Ctrl-C means: the engine is ended too
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-
         from flashstep.engine.launch import start_engine
         from flashstep.telemetry.log import configure
 
         configure()
         note(f"loading {folder}")
-        with start_engine(config.engine(folder)) as engine:
+        with ExitStack() as ends:
+            with _stopping_later():
+                engine = ends.enter_context(start_engine(config.engine(folder)))
+            from flashstep.ipc.client import EngineClient, EngineDied
+
+            # at once: an engine that fails early finds somebody who listens
+            client = EngineClient(engine.addresses, sentinel=engine.sentinel)
+            ends.callback(client.close)
+
             from flashstep.chat.encode import ChatEncoder
             from flashstep.chat.tokenizer import TextTokenizer
-            from flashstep.ipc.client import EngineClient, EngineDied
             from flashstep.server.app import run_server
             from flashstep.server.frontend import ServerOptions
 
@@ -50,7 +56,6 @@ class Serve:
                     f"{names[0]} is served at http://{shown}:{port}/v1 (ready in {seconds:.1f} s)",
                 )
 
-            client = EngineClient(engine.addresses, sentinel=engine.sentinel)
             try:
                 encoder = ChatEncoder(TextTokenizer.from_file(folder / "tokenizer.json"))
                 options = ServerOptions(
@@ -66,6 +71,20 @@ class Serve:
             except OSError as error:
                 note(f"flashstep: cannot listen on {config.host}, port {config.port}: {error.strerror}")
                 return FAILED
-            finally:
-                client.close()
         return 0
+
+
+@contextmanager
+def _stopping_later() -> Generator[None]:
+    """A signal to stop takes effect after the block: half a started engine could be neither used nor ended.
+
+    From then on, until the server has its own handlers, SIGTERM means what Ctrl-C means, so that the engine is ended too.
+    """
+    told: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _frame: told.append(number))
+    yield
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    if told:
+        raise KeyboardInterrupt

@@ -100,18 +100,28 @@ def _main(
     end = EngineEnd(addresses)
     try:
         _serve(config, end, build)
+    except SystemExit:
+        raise  # what there was to say has been said
     except BaseException as error:
-        end.send(Failed(reason=_reason(error)))
+        end.send(Failed(reason=f"{type(error).__name__}: {error}"))
         raise
     finally:
         end.close()
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():
+            addresses.remove()  # the front end was killed: nobody else will
 
 
 def _serve(config: EngineConfig, end: EngineEnd, build: Callable[[EngineConfig], Runner]) -> None:
     parent = multiprocessing.parent_process()
     with ThreadPoolExecutor(1, thread_name_prefix="runner") as thread:
         # built in the thread that will run it: a device context and thread settings belong to a thread
-        runner = thread.submit(build, config).result()
+        building = thread.submit(build, config)
+        try:
+            runner = building.result()
+        except ValueError as error:  # the user's to mend: the reason, without our traceback
+            end.send(Failed(reason=str(error)))
+            raise SystemExit(1) from error
         engine = Engine(runner, seed=config.seed)
         gc.freeze()  # the model's objects stay: no collection during a step should walk them
         loop = EngineLoop(
@@ -123,7 +133,3 @@ def _serve(config: EngineConfig, end: EngineEnd, build: Callable[[EngineConfig],
 
 def _stop_early(_number: int, _frame: object) -> None:
     os._exit(0)  # nothing is being served yet, and the thread that builds cannot be interrupted
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

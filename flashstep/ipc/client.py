@@ -157,6 +157,11 @@ class EngineClient:
         """Ready, and not failed since."""
         return self.ready is not None and self.failure is None
 
+    @property
+    def closed(self) -> bool:
+        """``close`` was called: the engine's end is ours."""
+        return self._closed
+
     async def wait_failed(self) -> str:
         """Return the reason once the engine is gone (for a watcher task that ends the server)."""
         assert self._changed is not None, "call start() first"

@@ -120,13 +120,13 @@ def look_up(job: Job, memory: Memory) -> Hit:
     )
 
 
-def admit(job: Job, memory: Memory, *, slot: int, reserve: int, now: float) -> bool:
-    """Start ``job`` in ``slot`` if both pools have what it needs and ``reserve`` global blocks besides; else change nothing."""
+def admit(job: Job, memory: Memory, *, slot: int, now: float) -> bool:
+    """Start ``job`` in ``slot`` if both pools have what it needs; else change nothing."""
     hit = look_up(job, memory)
     size = memory.cache.block_size
     total = -(-job.length // size)
     fresh = total - len(hit.blocks)
-    if memory.blocks.available - memory.blocks.unowned(hit.blocks) < fresh + reserve:
+    if memory.blocks.available - memory.blocks.unowned(hit.blocks) < fresh:
         return False
     window_start = hit.window_base + len(hit.window_blocks)
     window_fresh = min(total - window_start, max(memory.live_window_blocks - len(hit.window_blocks), 1))

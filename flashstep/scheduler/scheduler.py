@@ -244,13 +244,11 @@ class Scheduler:
                 self._add_span(job, rows, draft)
 
     def _admit(self, job: Job, draft: _Draft) -> bool:
-        # who was preempted comes back only when everybody else may still grow by a block, or it would go again at once
-        reserve = len(self._running) if job.preemptions else 0
         first = job.admissions == 0
         free = (self._memory.blocks.available, self._memory.window_blocks.available)
         if self._refused is job and free[0] <= self._refused_at[0] and free[1] <= self._refused_at[1]:
             return False  # nothing has come free since: a long prompt is not looked up again in every step
-        if not admit(job, self._memory, slot=self._free_slots[0], reserve=reserve, now=self._clock()):
+        if not admit(job, self._memory, slot=self._free_slots[0], now=self._clock()):
             self._refused, self._refused_at = job, free
             return False
         self._refused = None

@@ -30,6 +30,7 @@ from flashstep.telemetry.log import Log
 
 BACKLOG = 2048  # a burst of connections waits here instead of being refused
 GRACE_S = 5  # how long running answers may take to end after the first signal to stop
+CUT_S = 2  # how long the rest may take to be told that they are cut off
 
 _log = Log("server")
 
@@ -77,7 +78,7 @@ async def serve(
     *,
     on_listening: Callable[[str, int], None] | None = None,
 ) -> None:
-    """Wait for the engine, then serve until SIGINT, SIGTERM or the engine's shutdown by ``client.close``.
+    """Wait for the engine, then serve until SIGINT or SIGTERM. Closes ``client``, which ends the engine, when it stops.
 
     Raises ``EngineDied`` or ``TimeoutError`` if the engine never gets ready, ``OSError`` if the port cannot be had. If the engine
     dies later the server stays: running requests get an error, new ones and /health get 503.
@@ -94,7 +95,7 @@ async def serve(
         http="httptools",
         ws="none",
         server_header=False,
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=GRACE_S + CUT_S,
     )
     watcher = asyncio.create_task(_report_death(client))
     if on_listening is not None:
@@ -102,10 +103,31 @@ async def serve(
         on_listening(host, port)
     try:
         with _signals_only_stop():
-            await uvicorn.Server(config).serve(sockets=[listener])
+            await _Server(config, client).serve(sockets=[listener])
     finally:
         watcher.cancel()
         listener.close()
+
+
+class _Server(uvicorn.Server):
+    """Ends what still runs after the grace period, or at a second Ctrl-C, with an error that its client can read.
+
+    uvicorn would cancel it: the client would see a connection that breaks, and the log a trace for each.
+    """
+
+    def __init__(self, config: uvicorn.Config, client: EngineClient) -> None:
+        super().__init__(config)
+        self._client = client
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(GRACE_S, self._client.close)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+            self._client.close()
+            if running := self.server_state.tasks:
+                await asyncio.wait(running, timeout=CUT_S)
 
 
 @contextmanager
@@ -154,4 +176,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 async def _report_death(client: EngineClient) -> None:
-    _log.error("the engine is gone", reason=await client.wait_failed())
+    reason = await client.wait_failed()
+    if not client.closed:
+        _log.error("the engine is gone", reason=reason)

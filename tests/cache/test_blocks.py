@@ -103,6 +103,8 @@ def test_cold_blocks_go_before_warm_ones_unless_they_were_found_again():
     pool.release([c], cold=True)  # found since: it counts as warm now
     pool.allocate(1)
     assert [pool.find(k) is not None for k in (b"a", b"b", b"c")] == [True, False, True]
+    pool.allocate(1)
+    assert [pool.find(k) is not None for k in (b"a", b"b", b"c")] == [False, False, True]
 
 
 def test_equal_contents_are_kept_once():

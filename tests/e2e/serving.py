@@ -42,8 +42,12 @@ def small_model(folder: Path, **changes: Any) -> Path:
     """The config and tokenizer of a model of every branch, a fiftieth of the tiny one, with the tiny one's tokenizer."""
     shipped = json.loads((TINY / "config.json").read_text())
     text = shipped["text_config"]
-    kept = {name: text[name] for name in ("vocab_size", "engram_compressed_vocab_size", "max_position_embeddings")}
-    config = tiny_json(**kept, compress_ratios=[0, 0, 2, 2, 2, 1, 1, 1], num_nextn_predict_layers=0, **changes)
+    kept = {
+        name: text[name] for name in ("vocab_size", "engram_compressed_vocab_size", "max_position_embeddings")
+    }
+    config = tiny_json(
+        **kept, compress_ratios=[0, 0, 2, 2, 2, 1, 1, 1], num_nextn_predict_layers=0, **changes
+    )
     config |= {name: shipped[name] for name in shipped if name.endswith("_token_id")}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -52,7 +56,9 @@ def small_model(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def await_that(condition: Callable[[], bool], *, every_s: float = 0.01, within_s: float = PATIENCE_S) -> float:
+def await_that(
+    condition: Callable[[], bool], *, every_s: float = 0.01, within_s: float = PATIENCE_S
+) -> float:
     """Ask until ``condition`` holds; how long that took."""
     start = time.monotonic()
     while not condition():
@@ -74,37 +80,53 @@ def exists(pid: int) -> bool:
 
 
 class Served:
-    """A running ``flashstep serve`` process tree. ``model`` None is the embedded tiny model."""
+    """A ``flashstep serve`` process tree. ``model`` None is the embedded tiny model; ``wait`` False leaves it loading."""
 
-    def __init__(self, model: Path | None = None, *flags: str, python: Path = Path(sys.executable)) -> None:
+    def __init__(self, model: Path | None = None, *flags: str, wait: bool = True) -> None:
         # short: a Unix socket's path has 107 bytes at most
         self.folder = Path(tempfile.mkdtemp(prefix="fs-"))
         self.work = self.folder / "work"
         self.work.mkdir()
         self.temporary = self.folder / "tmp"
         self.temporary.mkdir()
-        self._log = (self.folder / "log").open("w+")
+        self._log = (self.folder / "log").open("w")
         source = TINY_FLAGS if model is None else (str(model), "--load-format", "dummy")
-        command = [str(python), "-m", "flashstep", "serve", *source, "--port", "0", *flags]
-        started = time.monotonic()
+        self._started = time.monotonic()
         self.process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "flashstep", "serve", *source, "--port", "0", *flags],
             cwd=self.work,
             env=environment(TMPDIR=str(self.temporary), PYTHONPATH=str(ROOT)),
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
         )
+        if wait:
+            self._await_ready()
+
+    def _await_ready(self) -> None:
         assert self.process.stdout is not None
-        self.announced = self.process.stdout.readline()
-        self.ready_s = time.monotonic() - started
-        if not self.announced:
+        announced = self.process.stdout.readline()
+        self.ready_s = time.monotonic() - self._started
+        if not announced:
             raise RuntimeError(f"the server ended with {self.process.wait(PATIENCE_S)}: {self.log()}")
-        self.url = self.announced.split(" is served at ")[1].split("/v1")[0]
+        self.url = announced.split(" is served at ")[1].split("/v1")[0]
         self.host, self.port = self.url.removeprefix("http://").split(":")
-        self.engine_pid = next(pid for pid in self.children() if b"spawn_main" in _command(pid))
-        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+        self.engine_pid = self.engine()
+        self.client = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+        )
         self.model = self.client.models.list().data[0].id
+
+    def engine(self) -> int:
+        """The engine's process id; waits until it is started."""
+        found: list[int] = []
+
+        def started() -> bool:
+            found.extend(pid for pid in self.children() if b"spawn_main" in _command(pid))
+            return bool(found)
+
+        await_that(started)
+        return found[0]
 
     @property
     def pid(self) -> int:
@@ -114,7 +136,6 @@ class Served:
         return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
     def log(self) -> str:
-        self._log.flush()
         return (self.folder / "log").read_text()
 
     def leftovers(self) -> list[str]:
@@ -123,7 +144,6 @@ class Served:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Signal the server process (not the group), wait for its end, give its exit status."""
-        self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(PATIENCE_S)
@@ -132,6 +152,8 @@ class Served:
         """End whatever still runs and delete the folder."""
         if self.process.poll() is None:
             self.stop()
+        if hasattr(self, "client"):
+            self.client.close()
         assert self.process.stdout is not None
         self.process.stdout.close()
         self._log.close()
@@ -158,7 +180,11 @@ class Served:
     def metric(self, name: str) -> float:
         """The sum over the samples of a metric."""
         lines = self.get("/metrics")[1].splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"vllm:{name}{{", f"vllm:{name} ")))
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.startswith((f"vllm:{name}{{", f"vllm:{name} "))
+        )
 
     @property
     def idle(self) -> bool:

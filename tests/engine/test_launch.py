@@ -17,7 +17,6 @@ from tests.engine import fake
 from tests.scheduler.driving import request
 from tests.scheduler.fake_runner import expected
 
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -152,10 +151,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_a_failure_to_build_is_reported_before_ready():
-    with pytest.raises(EngineDied, match=r"the checkpoint lacks layers\.3"):
+async def test_a_failure_to_build_is_reported_before_ready_and_without_a_traceback(capfd):
+    with pytest.raises(EngineDied, match=r"^the checkpoint lacks layers\.3"):
         async with running(build=fake.build_never):
             pass
+    assert "Traceback" not in capfd.readouterr().err
 
 
 async def test_sigterm_while_building_ends_at_once():

@@ -159,6 +159,21 @@ def test_windows_slide_so_that_a_long_request_holds_few_window_blocks():
     rig.check_outputs()
 
 
+def test_a_long_chunk_leaves_window_blocks_to_those_who_decode():
+    rig = Rig(
+        num_blocks=200, num_window_blocks=20, max_model_len=400, max_num_batched_tokens=64, max_num_seqs=8
+    )
+    rig.add(*(request(f"r{i}", p, 100, ignore_eos=True) for i, p in enumerate(prompts(3, 8))))
+    for _ in range(5):
+        rig.step()
+    rig.add(request("long", prompts(1, 300)[0], 5))
+    rig.finish()
+    rig.check_outputs()
+    assert rig.scheduler.stats().preemptions == 0
+    decoding = [sum(span.length == 1 for span in plan.spans) for plan in rig.plans[5:60]]
+    assert min(decoding) >= 3, "nobody pauses for the long prompt's chunks"
+
+
 # ---- prefix cache ----------------------------------------------------------------------------------------------------
 
 
