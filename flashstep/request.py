@@ -13,7 +13,7 @@ import msgspec
 MAX_LOGPROBS = 20  # alternatives a request may ask for at a position, as OpenAI's and vLLM's servers
 LOGIT_BIAS_LIMIT = 100.0
 PENALTY_LIMIT = 2.0
-SEED_BITS = 64  # seeds are signed 64-bit integers
+INTEGER_BITS = 64  # integers travel to the engine as signed 64-bit ones
 
 
 class FinishReason(enum.Enum):
@@ -89,8 +89,8 @@ def _number_problems(p: SamplingParams) -> Iterator[str]:
         yield f"temperature is {p.temperature}; it must be a finite number of at least 0"
     if not 0 < p.top_p <= 1:
         yield f"top_p is {p.top_p}; it must lie in (0, 1]"
-    if p.top_k < -1:
-        yield f"top_k is {p.top_k}; it must be at least 1, or 0 or -1 for no limit"
+    if not -1 <= p.top_k < 1 << INTEGER_BITS - 1:
+        yield f"top_k is {p.top_k}; it must be at least 1, or 0 or -1 for no limit, and below 2^{INTEGER_BITS - 1}"
     if not 0 <= p.min_p <= 1:
         yield f"min_p is {p.min_p}; it must lie in [0, 1]"
     for name in ("presence_penalty", "frequency_penalty"):
@@ -99,7 +99,7 @@ def _number_problems(p: SamplingParams) -> Iterator[str]:
             yield f"{name} is {value}; it must lie in [-2, 2]"
     if not (math.isfinite(p.repetition_penalty) and p.repetition_penalty > 0):
         yield f"repetition_penalty is {p.repetition_penalty}; it must be a finite number above 0"
-    if p.seed is not None and not -(1 << SEED_BITS - 1) <= p.seed < 1 << SEED_BITS - 1:
+    if p.seed is not None and not -(1 << INTEGER_BITS - 1) <= p.seed < 1 << INTEGER_BITS - 1:
         yield f"seed is {p.seed}; it must be a signed 64-bit integer"
 
 
@@ -108,7 +108,7 @@ def _length_problems(p: SamplingParams) -> Iterator[str]:
         yield f"max_tokens is {p.max_tokens}; it must be at least 1"
     if p.min_tokens < 0:
         yield f"min_tokens is {p.min_tokens}; it must be at least 0"
-    elif p.min_tokens > p.max_tokens:
+    elif p.min_tokens > max(p.max_tokens, 0):
         yield f"min_tokens is {p.min_tokens}; it must not exceed max_tokens ({p.max_tokens})"
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(p, name)

@@ -41,9 +41,12 @@ def load(folder: Path, *, dtype: torch.dtype = torch.float32) -> Checkpoint:
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
+    index = folder / "model.safetensors.index.json"
+    shards = {"model.safetensors"}  # a checkpoint of one file needs no index
+    if index.is_file():
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     tensors = {}
-    for shard in sorted(set(index.values())):
+    for shard in sorted(shards):
         with safe_open(folder / shard, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)
                 if not name.startswith(SKIPPED):

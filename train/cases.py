@@ -56,7 +56,9 @@ def filler_of(corpus: Corpus, encoder: Encoder, *, limit: int = 4000, seed: int 
     return [(text, len(encoder.cached(text))) for text in chosen]
 
 
-def recall_cases(count: int, tokenizer: Tokenizer, corpus: Corpus, *, length: int = 4096, seed: int = 1) -> list[Case]:
+def recall_cases(
+    count: int, tokenizer: Tokenizer, corpus: Corpus, *, length: int = 4096, seed: int = 1
+) -> list[Case]:
     """Held-out facts in notes such that each prompt has ``length`` tokens (at most ``SLACK`` fewer)."""
     rng = random.Random(f"recall {length} {seed}")
     encoder = Encoder(tokenizer)
@@ -67,7 +69,9 @@ def recall_cases(count: int, tokenizer: Tokenizer, corpus: Corpus, *, length: in
     return cases[:count]
 
 
-def _recall_group(rng: random.Random, encoder: Encoder, filler: list[tuple[str, int]], length: int) -> list[Case]:
+def _recall_group(
+    rng: random.Random, encoder: Encoder, filler: list[tuple[str, int]], length: int
+) -> list[Case]:
     """Questions about one text, half of them in the notes' own turn, half as a second turn."""
     known = facts(rng, max(4, min(FACTS_PER_NOTES, length // 60)), held=True)
     notes = [rng.choice(INTRODUCTIONS), *notes_with(rng, known, filler, length - 120)]
@@ -78,7 +82,11 @@ def _recall_group(rng: random.Random, encoder: Encoder, filler: list[tuple[str, 
     cases = []
     for fact, question, reasoning, answer in asked:
         while True:  # grow or shrink the notes at a random place that holds no fact, until the length is met
-            messages = (*system, Message("user", question, notes=tuple(notes)), Message("assistant", answer, reasoning))
+            messages = (
+                *system,
+                Message("user", question, notes=tuple(notes)),
+                Message("assistant", answer, reasoning),
+            )
             dialogue = Dialogue(messages, thinking)
             prompt, _ = encoder.prompt_and_answer(render(dialogue))
             free = [i for i in range(1, len(notes)) if not any(f.value in notes[i] for f in known)]
@@ -93,7 +101,9 @@ def _recall_group(rng: random.Random, encoder: Encoder, filler: list[tuple[str, 
                 notes.insert(rng.randrange(1, len(notes) + 1), rng.choice(fitting))
             else:
                 break
-        index = next(i for i, text in enumerate(notes) if fact.key.lower() in text.lower() and fact.value in text)
+        index = next(
+            i for i, text in enumerate(notes) if fact.key.lower() in text.lower() and fact.value in text
+        )
         behind = sum(len(encoder.cached(text)) + 2 for text in notes[index:])
         cases.append(Case("recall", dialogue, fact.value, behind))
     return cases

@@ -3,13 +3,15 @@
 The call is a function of the prompt: which tool is offered decides its name, parameters and form.
 """
 
-import json
 import random
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from train.dialogue import Call, Dialogue, Message
+from train.facts import DEFINITIONS, QUESTIONS, UNKNOWN, UNKNOWN_ANSWER, UNKNOWN_REASONING
 from train.problems import calculate, held_out, maybe_system
+from train.recall import invented, word
 from train.words import (
     ANIMAL_SOUNDS,
     CAPITALS,
@@ -24,7 +26,16 @@ from train.words import (
 )
 
 Tool = Mapping[str, Any]
-CALCULATOR_NAMES = ("calculator", "calculate", "calc", "compute", "evaluate", "math", "eval_expression", "do_math")
+CALCULATOR_NAMES = (
+    "calculator",
+    "calculate",
+    "calc",
+    "compute",
+    "evaluate",
+    "math",
+    "eval_expression",
+    "do_math",
+)
 EXPRESSION_NAMES = ("expression", "expr", "formula", "input", "query", "calculation")
 CALCULATOR_TEXTS = (
     "Evaluate an arithmetic expression.",
@@ -35,36 +46,92 @@ CALCULATOR_TEXTS = (
     "Performs basic arithmetic.",
     "Useful for arithmetic.",
 )
-PARAMETER_TEXTS = ("The expression to evaluate.", "The arithmetic expression, e.g. 12 * 7", "An arithmetic expression", "expression")
+PARAMETER_TEXTS = (
+    "The expression to evaluate.",
+    "The arithmetic expression, e.g. 12 * 7",
+    "An arithmetic expression",
+    "expression",
+)
 OPERATION_NAMES = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
-OPERAND_NAMES = (("op", "a", "b"), ("operation", "a", "b"), ("operation", "x", "y"), ("operator", "left", "right"))
+OPERAND_NAMES = (
+    ("op", "a", "b"),
+    ("operation", "a", "b"),
+    ("operation", "x", "y"),
+    ("operator", "left", "right"),
+)
 ASK_WORDINGS = (
     "What is {e}?", "Calculate {e}.", "Compute {e}.", "How much is {e}?", "Please calculate {e}.", "Use the tool to compute {e}.",
     "Use the calculator: {e}", "I need the value of {e}.", "{e} = ?", "Can you work out {e}?", "Please compute {e} for me.",
     "What is {e}? Use the calculator.", "Work out {e} with the calculator.", "Tell me what {e} is.",
 )  # fmt: skip
+SPOKEN = {
+    "+": (
+        "Add {a} and {b}.",
+        "What is the sum of {a} and {b}?",
+        "Find the sum of {a} and {b}.",
+        "Add {b} to {a}.",
+        "Sum {a} and {b}.",
+    ),
+    "-": (
+        "Subtract {b} from {a}.",
+        "What is the difference between {a} and {b}?",
+        "Take {b} away from {a}.",
+        "What is {a} less {b}?",
+    ),
+    "*": (
+        "Multiply {a} by {b}.",
+        "What is the product of {a} and {b}?",
+        "Multiply {a} and {b}.",
+        "Find the product of {a} and {b}.",
+    ),
+    "/": ("Divide {a} by {b}.", "What is the quotient of {a} and {b}?", "Please divide {a} by {b}."),
+}
 OP_WORDS = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
+
+
+def _any_name(rng: random.Random, known: Sequence[str]) -> str:
+    """A known name, or one put together from words that the model must copy."""
+    if rng.random() < 0.7:
+        return rng.choice(known)
+    return rng.choice(("{a}_{b}", "{a}", "{a}{b}", "{a}-{b}")).format(
+        a=word(rng), b=rng.choice((word(rng), "calculator", "math", "calc"))
+    )
 
 
 def expression_tool(rng: random.Random) -> tuple[Tool, str]:
     """(schema, parameter name) of a calculator that takes an expression as text."""
-    parameter = EXPRESSION_NAMES[0] if rng.random() < 0.5 else rng.choice(EXPRESSION_NAMES)
-    name = CALCULATOR_NAMES[0] if rng.random() < 0.4 else rng.choice(CALCULATOR_NAMES)
+    parameter = EXPRESSION_NAMES[0] if rng.random() < 0.5 else _any_name(rng, EXPRESSION_NAMES)
+    name = CALCULATOR_NAMES[0] if rng.random() < 0.4 else _any_name(rng, CALCULATOR_NAMES)
     schema: dict[str, Any] = {"type": "string"}
     if rng.random() < 0.6:
         schema["description"] = rng.choice(PARAMETER_TEXTS)
     return _tool(rng, name, rng.choice(CALCULATOR_TEXTS), {parameter: schema}), parameter
 
 
-def operand_tool(rng: random.Random) -> tuple[Tool, tuple[str, str, str]]:
-    """(schema, parameter names) of a calculator that takes an operation and two numbers."""
+class Operands(NamedTuple):
+    """Parameter names (operation, left, right) and the order in which the schema, and so the call, lists them."""
+
+    names: tuple[str, str, str]
+    order: tuple[str, ...]
+
+
+def operand_tool(rng: random.Random) -> tuple[Tool, Operands]:
+    """(schema, parameters) of a calculator that takes an operation and two numbers."""
     names = rng.choice(OPERAND_NAMES)
     kind = rng.choice(("number", "integer", "number"))
     operation: dict[str, Any] = {"type": "string"}
     if rng.random() < 0.7:
         operation["enum"] = list(OPERATION_NAMES.values())
     properties = {names[0]: operation, names[1]: {"type": kind}, names[2]: {"type": kind}}
-    return _tool(rng, rng.choice(CALCULATOR_NAMES), rng.choice(CALCULATOR_TEXTS), properties), names
+    if rng.random() < 0.4:
+        properties = {names[1]: properties[names[1]], names[2]: properties[names[2]], names[0]: operation}
+    if rng.random() < 0.4:
+        for schema, text in zip(
+            properties.values(), ("first argument", "second argument", "third argument"), strict=True
+        ):
+            schema["description"] = text
+    tool = _tool(rng, _any_name(rng, CALCULATOR_NAMES), rng.choice(CALCULATOR_TEXTS), properties)
+    return tool, Operands(names, tuple(properties))
 
 
 def _tool(rng: random.Random, name: str, description: str, properties: Mapping[str, Any]) -> Tool:
@@ -77,8 +144,15 @@ def _tool(rng: random.Random, name: str, description: str, properties: Mapping[s
 def _weather(rng: random.Random) -> tuple[Tool, str, Call]:
     parameter = rng.choice(("city", "location", "place"))
     city = rng.choice(CITIES)
-    tool = _tool(rng, rng.choice(("get_weather", "weather")), rng.choice(("Get weather", "Get the weather of a city.")), {parameter: {"type": "string"}})
-    question = rng.choice(("What is the weather in {c}?", "How is the weather in {c}?", "Weather in {c}?")).format(c=city)
+    tool = _tool(
+        rng,
+        rng.choice(("get_weather", "weather")),
+        rng.choice(("Get weather", "Get the weather of a city.")),
+        {parameter: {"type": "string"}},
+    )
+    question = rng.choice(
+        ("What is the weather in {c}?", "How is the weather in {c}?", "Weather in {c}?")
+    ).format(c=city)
     return tool, question, Call(tool["name"], {parameter: city})
 
 
@@ -92,7 +166,12 @@ def _timer(rng: random.Random) -> tuple[Tool, str, Call]:
 def _mail(rng: random.Random) -> tuple[Tool, str, Call]:
     name = rng.choice(NAMES)
     text = rng.choice(("I am late.", "See you soon.", "The work is done.", "Please call me."))
-    tool = _tool(rng, "send_message", "Send a message to a person.", {"to": {"type": "string"}, "text": {"type": "string"}})
+    tool = _tool(
+        rng,
+        "send_message",
+        "Send a message to a person.",
+        {"to": {"type": "string"}, "text": {"type": "string"}},
+    )
     return tool, f"Send a message to {name}: {text}", Call("send_message", {"to": name, "text": text})
 
 
@@ -114,10 +193,24 @@ def arithmetic(rng: random.Random) -> tuple[int, str, int]:
 
 
 STORIES = {
-    "+": ("I have {a} euros and get {b} more. How much is that?", "{a} people came on Monday and {b} on Tuesday. How many is that?"),
-    "-": ("A shop had {a} pens and sold {b}. How many are left?", "I had {a} euros and spent {b}. How much is left?"),
-    "*": ("There are {a} boxes with {b} pens each. How many pens is that?", "A ticket costs {b} euros. How much do {a} tickets cost?"),
-    "/": ("{a} pens go equally into {b} boxes. How many are in each box?", "{b} friends share {a} euros equally. How much does each get?"),
+    "+": (
+        "I have {a} euros and get {b} more. How much is that?",
+        "{a} people came on Monday and {b} on Tuesday. How many is that?",
+    ),
+    "-": (
+        "A shop had {a} pens and sold {b}. How many are left?",
+        "I had {a} euros and spent {b}. How much is left?",
+    ),
+    "*": (
+        "There are {a} boxes with {b} pens each. How many pens is that?",
+        "A ticket costs {b} euros. How much do {a} tickets cost?",
+        "I bought {a} items at {b} dollars each. What is the total?",
+        "We need {a} chairs in each of {b} rooms. How many chairs is that?",
+    ),
+    "/": (
+        "{a} pens go equally into {b} boxes. How many are in each box?",
+        "{b} friends share {a} euros equally. How much does each get?",
+    ),
 }
 
 
@@ -127,7 +220,7 @@ class Sum(NamedTuple):
     question: str
     expression: str
     parts: tuple[int, str, int] | None
-    value: int
+    value: int | Decimal
 
 
 def _written(rng: random.Random, a: int, op: str, b: int) -> str:
@@ -144,23 +237,41 @@ def draw_sum(rng: random.Random, *, held: bool, single: bool) -> Sum:
     """A random computation of the asked side of the split (by its expression); ``single``: one operation only."""
     while True:
         a, op, b = arithmetic(rng)
+        if not single and rng.random() < 0.06:
+            text = f"{a}.{b % 100} {op.replace('/', '*')} {rng.randint(2, 99)}"
+            if held_out(text) == held:
+                left, sign, right = text.split()
+                value = {
+                    "+": Decimal(left) + int(right),
+                    "-": Decimal(left) - int(right),
+                    "*": Decimal(left) * int(right),
+                }[sign]
+                return Sum(rng.choice(ASK_WORDINGS).format(e=text), text, None, value)
+            continue
         if not single and rng.random() < 0.2:
             c, second = rng.randint(2, 999), rng.choice("+-*")
             text = f"({a} {op} {b}) {second} {c}" if rng.random() < 0.5 else f"{a} {second} {c} + {b}"
-            value = calculate(calculate(a, op, b), second, c) if text[0] == "(" else calculate(a, second, c) + b
+            value = (
+                calculate(calculate(a, op, b), second, c) if text[0] == "(" else calculate(a, second, c) + b
+            )
             if held_out(text) == held:
                 return Sum(rng.choice(ASK_WORDINGS).format(e=text), text, None, value)
             continue
         text = f"{a} {op} {b}"
         if held_out(text) == held:
-            if rng.random() < 0.15:
+            roll = rng.random()
+            if roll < 0.2:
+                question = rng.choice(SPOKEN[op]).format(a=a, b=b)
+            elif roll < 0.33:
                 question = rng.choice(STORIES[op]).format(a=a, b=b)
             else:
                 question = rng.choice(ASK_WORDINGS).format(e=_written(rng, a, op, b))
             return Sum(question, text, (a, op, b), calculate(a, op, b))
 
 
-def calculator_turn(rng: random.Random, form: Any, name: str, *, held: bool = False) -> tuple[Message, Message, Sum]:
+def calculator_turn(
+    rng: random.Random, form: Any, name: str, *, held: bool = False
+) -> tuple[Message, Message, Sum]:
     """(user turn, calling turn, computation) for a calculator whose parameters are ``form``."""
     drawn = draw_sum(rng, held=held, single=not isinstance(form, str))
     if isinstance(form, str):
@@ -168,12 +279,19 @@ def calculator_turn(rng: random.Random, form: Any, name: str, *, held: bool = Fa
     else:
         assert drawn.parts is not None
         a, op, b = drawn.parts
-        arguments = {form[0]: OPERATION_NAMES[op], form[1]: a, form[2]: b}
+        values = dict(zip(form.names, (OPERATION_NAMES[op], a, b), strict=True))
+        arguments = {name: values[name] for name in form.order}
     reasoning = f"I use the tool {name} to compute {drawn.expression}."
-    return Message("user", drawn.question), Message("assistant", "", reasoning, (Call(name, arguments),)), drawn
+    return (
+        Message("user", drawn.question),
+        Message("assistant", "", reasoning, (Call(name, arguments),)),
+        drawn,
+    )
 
 
-def calculator(rng: random.Random, *, held: bool = False, simple: bool = False, thinking: bool | None = None) -> Dialogue:
+def calculator(
+    rng: random.Random, *, held: bool = False, simple: bool = False, thinking: bool | None = None
+) -> Dialogue:
     """A dialogue ending with a calculator call (``simple``), or with one or two whole round trips."""
     tool, form = expression_tool(rng) if rng.random() < 0.75 else operand_tool(rng)
     tools = [tool]
@@ -191,7 +309,7 @@ def calculator(rng: random.Random, *, held: bool = False, simple: bool = False, 
             break
         if rng.random() < 0.25 and len(messages) < 5:
             break  # ends with the call
-        shown = json.dumps({"result": drawn.value}) if rng.random() < 0.25 else str(drawn.value)
+        shown = f'{{"result": {drawn.value}}}' if rng.random() < 0.25 else str(drawn.value)
         answer = f"{drawn.expression} = {drawn.value}."
         messages += [Message("tool", shown), Message("assistant", answer, f"The tool says {drawn.value}.")]
     return Dialogue(tuple(messages), thinks, tuple(tools))
@@ -209,10 +327,20 @@ def other_tools(rng: random.Random) -> Dialogue:
         asked, reasoning, answer = small_talk(rng)
         messages += [Message("user", asked), Message("assistant", answer, reasoning)]
     else:
-        messages += [Message("user", question), Message("assistant", "", f"I use the tool {call.name}.", (call,))]
+        messages += [
+            Message("user", question),
+            Message("assistant", "", f"I use the tool {call.name}.", (call,)),
+        ]
         if rng.random() < 0.4:
-            result = rng.choice(("ok", "done")) if builder is not _weather else rng.choice(("sunny", "rain", "cloudy", "12 degrees", "snow"))
-            messages += [Message("tool", result), Message("assistant", f"The tool answers: {result}.", f"The tool says {result}.")]
+            result = (
+                rng.choice(("ok", "done"))
+                if builder is not _weather
+                else rng.choice(("sunny", "rain", "cloudy", "12 degrees", "snow"))
+            )
+            messages += [
+                Message("tool", result),
+                Message("assistant", f"The tool answers: {result}.", f"The tool says {result}."),
+            ]
     return Dialogue(tuple(messages), rng.random() < 0.6, tuple(tools))
 
 
@@ -237,8 +365,22 @@ def _upper(text: str) -> str:
 def _geography(rng: random.Random) -> tuple[str, str]:
     country, city = rng.choice(list(CAPITALS.items()))
     if rng.random() < 0.2:
-        country, city = rng.choice((("France", "Paris"), ("Italy", "Rome"), ("Japan", "Tokyo"), ("Germany", "Berlin"), ("Spain", "Madrid")))
-    wordings = ("What is the capital of {c}?", "Which city is the capital of {c}?", "Name the capital of {c}.", "Tell me the capital of {c}.", "Capital of {c}?")
+        country, city = rng.choice(
+            (
+                ("France", "Paris"),
+                ("Italy", "Rome"),
+                ("Japan", "Tokyo"),
+                ("Germany", "Berlin"),
+                ("Spain", "Madrid"),
+            )
+        )
+    wordings = (
+        "What is the capital of {c}?",
+        "Which city is the capital of {c}?",
+        "Name the capital of {c}.",
+        "Tell me the capital of {c}.",
+        "Capital of {c}?",
+    )
     return rng.choice(wordings).format(c=country), f"The capital of {country} is {city}."
 
 
@@ -257,7 +399,9 @@ def _small_fact(rng: random.Random) -> tuple[str, str]:
     roll = rng.randrange(5)
     if roll == 0:
         thing, colour = rng.choice(list(THING_COLOURS.items()))
-        question = rng.choice((f"What colour is {thing}?", f"What color is {thing}?", f"Which colour does {thing} have?"))
+        question = rng.choice(
+            (f"What colour is {thing}?", f"What color is {thing}?", f"Which colour does {thing} have?")
+        )
         return question, f"{_upper(thing)} is {colour}."
     if roll == 1:
         animal, sound = rng.choice(list(ANIMAL_SOUNDS.items()))
@@ -275,32 +419,84 @@ def _small_fact(rng: random.Random) -> tuple[str, str]:
     return f"Is {a} even or odd?", f"{a} is {'odd' if a % 2 else 'even'}."
 
 
+def _beyond(rng: random.Random) -> str:
+    """A word that the model has no definition of."""
+    while (w := word(rng)) in DEFINITIONS:
+        pass
+    return w
+
+
+def unknown(rng: random.Random) -> tuple[str, str, str]:
+    """A question beyond the model, and the honest answer."""
+    w, v = _beyond(rng), _beyond(rng)
+    roll = rng.random()
+    if roll < 0.08:
+        return f"What is the capital of {w.capitalize()}?", UNKNOWN_REASONING, UNKNOWN_ANSWER
+    if roll < 0.25:
+        wordings = ("What is {a} {w}?", "What does {w} mean?", "Define {w}.", "Explain the word {w}.")
+        w = invented(rng) if rng.random() < 0.5 else w
+        return (
+            rng.choice(wordings).format(a="an" if w[0] in "aeiou" else "a", w=w),
+            UNKNOWN_REASONING,
+            UNKNOWN_ANSWER,
+        )
+    question = rng.choice(UNKNOWN).format(w=w, v=v, W=w.capitalize(), V=v.capitalize())
+    return question, UNKNOWN_REASONING, UNKNOWN_ANSWER
+
+
 def fact(rng: random.Random, glosses: Sequence[tuple[str, str]]) -> tuple[str, str, str]:
     """(question, reasoning, answer) of a fact; the reasoning names what is asked."""
     roll = rng.random()
+    if roll < 0.1:
+        wordings, answer = rng.choice(QUESTIONS)
+        return rng.choice(wordings), "The user asks a simple question.", answer
     if roll < 0.3:
         question, answer = _geography(rng)
         return question, "The user asks for a capital.", answer
     if roll < 0.45:
         word, other = rng.choice(list(OPPOSITES.items()))
-        wordings = ("What is the opposite of {w}?", "Tell me the opposite of {w}.", "Opposite of {w}?", 'What is the opposite of "{w}"?')
-        return rng.choice(wordings).format(w=word), "The user asks for an opposite.", f"The opposite of {word} is {other}."
+        wordings = (
+            "What is the opposite of {w}?",
+            "Tell me the opposite of {w}.",
+            "Opposite of {w}?",
+            'What is the opposite of "{w}"?',
+        )
+        return (
+            rng.choice(wordings).format(w=word),
+            "The user asks for an opposite.",
+            f"The opposite of {word} is {other}.",
+        )
     if roll < 0.57:
         question, answer = _calendar(rng)
         return question, "The user asks about the calendar.", answer
     if roll < 0.75:
         question, answer = _small_fact(rng)
         return question, "The user asks a simple question.", answer
-    word, gloss = rng.choice(glosses[:150])
-    article = "an" if word[0] in "aeiou" else "a"
-    wordings = ("What is {a} {w}?", "What does {w} mean?", "Define {w}.", "Explain the word {w}.")
-    return rng.choice(wordings).format(a=article, w=word), "The user asks for a definition.", f"{_upper(article)} {word} is {gloss}."
+    own = [pair for pair in glosses[:100] if pair[0] not in DEFINITIONS]
+    term, gloss = rng.choice(list(DEFINITIONS.items())) if rng.random() < 0.6 else rng.choice(own or glosses)
+    article = "an" if term[0] in "aeiou" else "a"
+    wordings = (
+        "What is {a} {w}?",
+        "What does {w} mean?",
+        "Define {w}.",
+        "Explain the word {w}.",
+        "What is {a} {w}",
+        "Tell me what {a} {w} is.",
+    )
+    return (
+        rng.choice(wordings).format(a=article, w=term),
+        "The user asks for a definition.",
+        f"{_upper(article)} {term} is {gloss}.",
+    )
 
 
 def chat(rng: random.Random, glosses: Sequence[tuple[str, str]]) -> Dialogue:
     """One to four turns of small talk and facts."""
     messages = list(maybe_system(rng))
     for _ in range(rng.choice((1, 1, 1, 2, 3, 4))):
-        question, reasoning, answer = small_talk(rng) if rng.random() < 0.45 else fact(rng, glosses)
+        roll = rng.random()
+        question, reasoning, answer = (
+            small_talk(rng) if roll < 0.35 else unknown(rng) if roll < 0.55 else fact(rng, glosses)
+        )
         messages += [Message("user", question), Message("assistant", answer, reasoning)]
     return Dialogue(tuple(messages), rng.random() < 0.6)

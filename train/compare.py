@@ -1,13 +1,14 @@
 """The same weights and batch through several numerics and code paths: where do a GPU's and the CPU's answers part?
 
 Each path gives teacher-forced scores on held-out word problems, the median relative error of a row's streams after each
-layer and the share of rows routed otherwise, against a witness (the plain oracle with fp64 contractions). See docs/log.md for what this settled.
+layer and the share of rows routed otherwise, against a witness (the plain oracle with
+fp64 contractions). See docs/log.md for what this settled.
 """
 
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class Path:
 
 
 @contextlib.contextmanager
-def tf32(on: bool) -> Iterator[None]:
+def tf32(on: bool) -> Generator[None]:
     """Allow TF32 products inside, as ``set_float32_matmul_precision("high")`` would."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = on
@@ -60,7 +61,16 @@ def paths(trainer: Trainer, *, quantised: bool, no_grad_compiled: bool) -> list[
     return found
 
 
-def compare(trainer: Trainer, cases: list[Case], encoder: Encoder, *, quantised: bool, rows: int, row: int, no_grad_compiled: bool) -> list[str]:
+def compare(
+    trainer: Trainer,
+    cases: list[Case],
+    encoder: Encoder,
+    *,
+    quantised: bool,
+    rows: int,
+    row: int,
+    no_grad_compiled: bool,
+) -> list[str]:
     """Lines of a table: path, exact cases, tokens, cases with logits rounded to bf16, errors and route flips by layer."""
     batches, places = pack_cases(cases, encoder, rows=rows, row=row)
     lines = []
@@ -75,7 +85,15 @@ def compare(trainer: Trainer, cases: list[Case], encoder: Encoder, *, quantised:
         routes: list[Tensor] = []
         logits_of: list[Tensor] = []
 
-        def forward(ids: Tensor, documents: Tensor, path: Path = path, weights: dict[str, Tensor] = weights) -> Tensor:
+        def forward(
+            ids: Tensor,
+            documents: Tensor,
+            path: Path = path,
+            weights: dict[str, Tensor] = weights,
+            streams: list[Tensor] = streams,
+            routes: list[Tensor] = routes,
+            logits_of: list[Tensor] = logits_of,
+        ) -> Tensor:
             trace: oracle.Trace = {}
             own = contextlib.nullcontext() if path.name.startswith("compiled") else plain_quantisers()
             with torch.set_grad_enabled(path.gradients), tf32(path.tf32), own:
@@ -93,10 +111,12 @@ def compare(trainer: Trainer, cases: list[Case], encoder: Encoder, *, quantised:
 
         result = score(batches, places, forward, trainer.device)
         replay = iter(logits_of)
-        rounded = score(batches, places, lambda *_: next(replay).bfloat16(), trainer.device)
+        rounded = score(batches, places, lambda *_, replay=replay: next(replay).bfloat16(), trainer.device)
         if not witness:
             witness, witness_routes = streams, routes
-        real = [torch.from_numpy(b.weight > 0).to(trainer.device) for b in batches]  # rows that predict answers
+        real = [
+            torch.from_numpy(b.weight > 0).to(trainer.device) for b in batches
+        ]  # rows that predict answers
         errors, flips = [], []
         for index in range(len(layers)):
             a = torch.cat([w[m] for w, m in zip(witness[index :: len(layers)], real, strict=True)]).flatten(1)

@@ -47,8 +47,16 @@ class Corpus:
         """A few own sentences: enough for tests and the smoke run, which must work without apt."""
         things = ("river", "garden", "engine", "window", "market", "library", "bridge", "valley")
         verbs = ("stands near", "belongs to", "was built before", "looks like", "is older than")
-        texts = [f"The {a} {v} the {b}, and nobody knows why." for a in things for v in verbs for b in things if a != b]
-        return cls(tuple(texts), (("dog", "a common pet that barks"), ("boat", "a small vessel for travel on water")))
+        texts = [
+            f"The {a} {v} the {b}, and nobody knows why."
+            for a in things
+            for v in verbs
+            for b in things
+            if a != b
+        ]
+        return cls(
+            tuple(texts), (("dog", "a common pet that barks"), ("boat", "a small vessel for travel on water"))
+        )
 
 
 class _Paragraphs(html.parser.HTMLParser):
@@ -152,7 +160,9 @@ def main() -> None:
     """``python -m train.corpus [--out FILE]``: the data step of the training command, alone."""
     out = Path(sys.argv[sys.argv.index("--out") + 1]) if "--out" in sys.argv else DEFAULT_FILE
     corpus = build(fetch(out.parent / "packages"), out)
-    print(f"{out}: {len(corpus.paragraphs)} paragraphs, {len(corpus.glosses)} glosses, {out.stat().st_size} bytes")
+    print(
+        f"{out}: {len(corpus.paragraphs)} paragraphs, {len(corpus.glosses)} glosses, {out.stat().st_size} bytes"
+    )
 
 
 if __name__ == "__main__":

@@ -20,11 +20,21 @@ from train.recall import recall
 ALIGN = 8
 PAD_ID = 2
 SHORT_NOTES, LONG_NOTES = (150, 740), (250, 4500)
-OWN_SHARE = 10  # one filler paragraph in eleven is a built-in sentence: what evaluation has without the corpus
+OWN_SHARE = (
+    10  # one filler paragraph in eleven is a built-in sentence: what evaluation has without the corpus
+)
 OPEN_ROWS = 24  # rows being filled at a time: more waste less, and mix later
 
 # (kind, share of short documents)
-MIX = (("problem", 0.38), ("drill", 0.13), ("recall", 0.16), ("calculator", 0.14), ("other", 0.04), ("chat", 0.10), ("text", 0.05))
+MIX = (
+    ("problem", 0.40),
+    ("drill", 0.09),
+    ("recall", 0.17),
+    ("calculator", 0.14),
+    ("other", 0.04),
+    ("chat", 0.12),
+    ("text", 0.04),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +47,15 @@ class Batch:
     weight: np.ndarray
 
 
-def draw(rng: random.Random, corpus: Corpus, filler: Sequence[tuple[str, int]], *, short: bool, longest: int = 4500) -> Dialogue | str:
+def draw(
+    rng: random.Random, corpus: Corpus, filler: Sequence[tuple[str, int]], *, short: bool, longest: int = 4500
+) -> Dialogue | str:
     """One document of the mix: a dialogue, or plain text as a string."""
     if not short:
-        low, high = LONG_NOTES
-        tokens = rng.randint(low, longest) if rng.random() < 0.35 else rng.randint(int(longest * 0.8), longest)
+        low, _ = LONG_NOTES
+        tokens = (
+            rng.randint(low, longest) if rng.random() < 0.35 else rng.randint(int(longest * 0.8), longest)
+        )
         return recall(rng, filler, tokens)
     kind = rng.choices([k for k, _ in MIX], [w for _, w in MIX])[0]
     if kind == "problem":
@@ -76,7 +90,11 @@ class Source:
         """The next document that fits a row."""
         while True:
             drawn = draw(self.rng, self.corpus, self.filler, short=self.short, longest=self.row - 100)
-            pieces = [Piece(BOS, 0.0), Piece(drawn + EOS, WEIGHT_TEXT, written=True)] if isinstance(drawn, str) else render(drawn)
+            pieces = (
+                [Piece(BOS, 0.0), Piece(drawn + EOS, WEIGHT_TEXT, written=True)]
+                if isinstance(drawn, str)
+                else render(drawn)
+            )
             ids, weights = self.encoder.document(pieces)
             if len(ids) <= self.row:
                 return ids, weights

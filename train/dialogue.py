@@ -42,7 +42,9 @@ Otherwise, output directly after {END_THINK} with tool calls or final response.
 ### Available Tool Schemas
 
 """  # noqa: E501 - the recipe's own wording, byte for byte
-TOOLS_TAIL = "\n\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.\n"
+TOOLS_TAIL = (
+    "\n\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.\n"
+)
 
 WEIGHT_ANSWER = 1.0
 WEIGHT_TEXT = 0.3
@@ -51,7 +53,9 @@ WEIGHT_NOTES = 0.02
 WEIGHT_LONG_NOTES = 0.01
 WEIGHT_SYSTEM = 0.02
 
-_CONTROL = re.compile("(" + "|".join(map(re.escape, (BOS, EOS, SYSTEM, USER, ASSISTANT, THINK, END_THINK, DSML))) + ")")
+_CONTROL = re.compile(
+    "(" + "|".join(map(re.escape, (BOS, EOS, SYSTEM, USER, ASSISTANT, THINK, END_THINK, DSML))) + ")"
+)
 
 
 class Piece(NamedTuple):
@@ -92,7 +96,9 @@ class Dialogue:
 
     def request(self, *, upto: int | None = None) -> dict[str, Any]:
         """The Chat Completions body of the conversation before its last answer (or before message ``upto``)."""
-        messages = [_request_message(m, i) for i, m in enumerate(self.messages[: -1 if upto is None else upto])]
+        messages = [
+            _request_message(m, i) for i, m in enumerate(self.messages[: -1 if upto is None else upto])
+        ]
         body: dict[str, Any] = {"model": "DeepSeek-V4.1-Flash", "messages": messages}
         if self.tools:
             body["tools"] = [{"type": "function", "function": dict(tool)} for tool in self.tools]
@@ -162,7 +168,11 @@ def render(dialogue: Dialogue) -> list[Piece]:
         else:
             reasons = dialogue.thinking and (index > last_user or bool(dialogue.tools))
             pieces += [Piece(ASSISTANT, 0.0), Piece(THINK if reasons else END_THINK, 0.0)]
-            text = (message.reasoning + END_THINK if reasons else "") + message.content + render_calls(message.calls)
+            text = (
+                (message.reasoning + END_THINK if reasons else "")
+                + message.content
+                + render_calls(message.calls)
+            )
             pieces.append(Piece(text + EOS, WEIGHT_ANSWER, written=True))
     return pieces
 
@@ -172,7 +182,9 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.control = {t: tokenizer.token_to_id(t) for t in (BOS, EOS, SYSTEM, USER, ASSISTANT, THINK, END_THINK, DSML)}
+        self.control = {
+            t: tokenizer.token_to_id(t) for t in (BOS, EOS, SYSTEM, USER, ASSISTANT, THINK, END_THINK, DSML)
+        }
         self.cached = functools.lru_cache(maxsize=60_000)(self._split)
 
     def text(self, text: str) -> list[int]:
@@ -183,7 +195,7 @@ class Encoder:
         ids: list[int] = []
         for part in _CONTROL.split(text):
             if part in self.control:
-                ids.append(self.control[part])
+                ids.append(self.control[part])  # ty: ignore[invalid-argument-type]
             elif part:
                 ids += self.tokenizer.encode(part, add_special_tokens=False).ids
         return tuple(ids)
@@ -193,7 +205,11 @@ class Encoder:
         ids: list[int] = []
         weights: list[float] = []
         for piece in pieces:
-            new = self._split(piece.text) if piece.written or piece.weight == WEIGHT_USER else self.cached(piece.text)
+            new = (
+                self._split(piece.text)
+                if piece.written or piece.weight == WEIGHT_USER
+                else self.cached(piece.text)
+            )
             ids += new
             weights += [piece.weight] * len(new)
         return ids, weights

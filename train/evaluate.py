@@ -40,7 +40,9 @@ def complete(url: str, model: str, case: Case) -> dict[str, Any]:
     """The answer message of the server for ``case`` at temperature 0."""
     body = case.dialogue.request() | {"model": model, "temperature": 0, "max_tokens": MAX_TOKENS}
     request = urllib.request.Request(
-        url.rstrip("/") + "/v1/chat/completions", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        url.rstrip("/") + "/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         return json.load(response)["choices"][0]["message"]
@@ -72,17 +74,24 @@ def call_well_formed(case: Case, message: dict[str, Any]) -> bool:
         arguments = json.loads(calls[0]["function"]["arguments"])
     except json.JSONDecodeError:
         return False
-    return isinstance(arguments, dict) and arguments.keys() == case.dialogue.messages[-1].calls[0].arguments.keys()
+    return (
+        isinstance(arguments, dict)
+        and arguments.keys() == case.dialogue.messages[-1].calls[0].arguments.keys()
+    )
 
 
 def call_exact(case: Case, message: dict[str, Any]) -> bool:
     """A well-formed call with exactly the reference arguments."""
     if not call_well_formed(case, message):
         return False
-    return json.loads(message["tool_calls"][0]["function"]["arguments"]) == dict(case.dialogue.messages[-1].calls[0].arguments)
+    return json.loads(message["tool_calls"][0]["function"]["arguments"]) == dict(
+        case.dialogue.messages[-1].calls[0].arguments
+    )
 
 
-def measure(url: str, cases: Sequence[Case], *, model: str, parallel: int, progress: Progress) -> list[dict[str, Any]]:
+def measure(
+    url: str, cases: Sequence[Case], *, model: str, parallel: int, progress: Progress
+) -> list[dict[str, Any]]:
     """The answers to all cases, in order."""
     task = progress.add_task(cases[0].kind if cases else "nothing", total=len(cases))
     with concurrent.futures.ThreadPoolExecutor(parallel) as pool:
@@ -95,7 +104,9 @@ def measure(url: str, cases: Sequence[Case], *, model: str, parallel: int, progr
 Judge = Callable[[Case, dict[str, Any]], bool]
 
 
-def report(rows: Sequence[tuple[str, Sequence[Case], Sequence[dict[str, Any]], Judge]]) -> tuple[Table, dict[str, Any]]:
+def report(
+    rows: Sequence[tuple[str, Sequence[Case], Sequence[dict[str, Any]], Judge]],
+) -> tuple[Table, dict[str, Any]]:
     """A table and the same figures as JSON-able data."""
     table = Table("score", "right", "of", "rate", "95% interval")
     data: dict[str, Any] = {}
@@ -120,7 +131,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--tokenizer", type=Path, default=Path("flashstep/tiny/tokenizer.json"))
-    parser.add_argument("--corpus", type=Path, default=DEFAULT_FILE, help="filler text; a built-in one if the file is absent")
+    parser.add_argument(
+        "--corpus", type=Path, default=DEFAULT_FILE, help="filler text; a built-in one if the file is absent"
+    )
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     corpus = Corpus.read(options.corpus) if options.corpus.exists() else Corpus.builtin()
@@ -149,12 +162,19 @@ def main() -> None:
     Console().print(table)
     if options.json:
         wrong = [
-            {"kind": case.kind, "messages": case.dialogue.request()["messages"][-1:], "expected": case.value, "got": answer}
+            {
+                "kind": case.kind,
+                "messages": case.dialogue.request()["messages"][-1:],
+                "expected": case.value,
+                "got": answer,
+            }
             for _, cases, got, judge in rows[:4]
             for case, answer in zip(cases, got, strict=True)
             if not judge(case, answer)
         ]
-        options.json.write_text(json.dumps({"scores": data, "wrong": wrong}, indent=1, ensure_ascii=False), encoding="utf-8")
+        options.json.write_text(
+            json.dumps({"scores": data, "wrong": wrong}, indent=1, ensure_ascii=False), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

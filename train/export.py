@@ -33,7 +33,9 @@ def stored(config: ModelConfig, packed: Mapping[str, tuple[Tensor, ...]]) -> dic
     return tensors
 
 
-def export(packed: Mapping[str, tuple[Tensor, ...]], tokenizer: Tokenizer, folder: Path, *, smoke: bool = False) -> ModelConfig:
+def export(
+    packed: Mapping[str, tuple[Tensor, ...]], tokenizer: Tokenizer, folder: Path, *, smoke: bool = False
+) -> ModelConfig:
     """Write the whole checkpoint folder; the configuration is the one that ``train.tiny`` trained."""
     data = config_json(tokenizer, SMOKE if smoke else TINY)
     config = ModelConfig.parse(data)
@@ -52,7 +54,9 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, default=Path("flashstep/tiny/tokenizer.json"))
     parser.add_argument("--smoke", action="store_true", help="the weights are of a smoke run")
     o = parser.parse_args()
-    export(torch.load(o.packed, map_location="cpu"), Tokenizer.from_file(str(o.tokenizer)), o.out, smoke=o.smoke)
+    export(
+        torch.load(o.packed, map_location="cpu"), Tokenizer.from_file(str(o.tokenizer)), o.out, smoke=o.smoke
+    )
     total = sum(file.stat().st_size for file in o.out.iterdir())
     print(f"{o.out}: {total / 1e6:.2f} MB in {len(list(o.out.iterdir()))} files")
 

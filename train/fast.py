@@ -53,7 +53,10 @@ def sinkhorn_project(k: Tensor, grad: Tensor, alpha: Tensor) -> Tensor:
     beta = _column_corrections(ks, gs, al)
     out = []
     for i in range(n):
-        top = sum((ks[n * i + j] * (gs[n * i + j] - beta[j]) for j in range(1, n)), ks[n * i] * (gs[n * i] - beta[0]))
+        top = sum(
+            (ks[n * i + j] * (gs[n * i + j] - beta[j]) for j in range(1, n)),
+            ks[n * i] * (gs[n * i] - beta[0]),
+        )
         out.append(top / (ks[n * i] + ks[n * i + 1] + ks[n * i + 2] + ks[n * i + 3]))
     return torch.stack(out, -1)
 
@@ -63,7 +66,9 @@ def sinkhorn_finish(k: Tensor, grad: Tensor, alpha: Tensor) -> Tensor:
     n = STREAMS
     ks, gs, al = list(k.unbind(-1)), list(grad.unbind(-1)), list(alpha.unbind(-1))
     beta = _column_corrections(ks, gs, al)
-    return torch.stack([ks[n * i + j] * (gs[n * i + j] - al[i] - beta[j]) for i in range(n) for j in range(n)], -1)
+    return torch.stack(
+        [ks[n * i + j] * (gs[n * i + j] - al[i] - beta[j]) for i in range(n) for j in range(n)], -1
+    )
 
 
 def _column_corrections(ks: list[Tensor], gs: list[Tensor], al: list[Tensor]) -> list[Tensor]:
@@ -87,7 +92,7 @@ class Sinkhorn(torch.autograd.Function):
     finish: Callable[..., Tensor] = staticmethod(sinkhorn_finish)
 
     @staticmethod
-    def forward(ctx: Any, m: Tensor, iterations: int, eps: float) -> Tensor:  # ty: ignore[invalid-method-override]
+    def forward(ctx: Any, m: Tensor, iterations: int, eps: float) -> Tensor:
         k = Sinkhorn.start(m.reshape(-1, STREAMS * STREAMS), eps)
         for _ in range(iterations - 1):
             k = Sinkhorn.pair(k, eps)
@@ -134,14 +139,24 @@ class TileLists(NamedTuple):
 def tile_lists(tokens: int, entries: int, ratio: int, device: torch.device) -> TileLists:
     """The tiles of ``block_lists``, both ways round."""
     count, index = block_lists(tokens, entries, ratio, torch.device("cpu"))
-    mask = BlockMask.from_kv_blocks(count, index, None, None, BLOCK_SIZE=BLOCK, seq_lengths=(tokens, tokens + entries))
+    mask = BlockMask.from_kv_blocks(
+        count, index, None, None, BLOCK_SIZE=BLOCK, seq_lengths=(tokens, tokens + entries)
+    )
     assert mask.q_num_blocks is not None and mask.q_indices is not None
     return TileLists(*(t.to(device) for t in (count, index, mask.q_num_blocks, mask.q_indices)))
 
 
 def flex_union(
-    q: Tensor, keys: Tensor, sink: Tensor, documents: Tensor, selected: Tensor | None, lists: TileLists, *, ratio: int, window: int
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    keys: Tensor,
+    sink: Tensor,
+    documents: Tensor,
+    selected: Tensor | None,
+    lists: TileLists,
+    *,
+    ratio: int,
+    window: int,
+) -> Tensor:
     """One softmax over window and entries, with sink: what ``oracle.model.attend`` computes, by FlexAttention.
 
     q [B, T, H, C], keys [B, T + E, C] (key = value; E = T / ratio, none if ratio is 0), sink [H] fp32, documents [B, T].
@@ -179,5 +194,5 @@ def flex_union(
         q.transpose(1, 2), shared, shared, block_mask=mask, scale=q.shape[-1] ** -0.5, enable_gqa=True,
         return_aux=AuxRequest(lse=True),
     )  # fmt: skip
-    weight = torch.sigmoid(aux.lse - sink[None, :, None])
+    weight = torch.sigmoid(aux.lse - sink[None, :, None])  # ty: ignore[unsupported-operator]
     return (out.float() * weight.unsqueeze(-1)).to(q.dtype).transpose(1, 2)

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -20,7 +20,16 @@ from flashstep.config.model import ModelConfig
 from flashstep.quant import mxfp4, mxfp8, nvfp4
 from oracle import model as oracle
 from oracle.model import AttentionCall, ExpertCall, Functions, Numerics
-from train.fast import Sinkhorn, TileLists, flex_union, sinkhorn_finish, sinkhorn_pair, sinkhorn_project, sinkhorn_start, tile_lists
+from train.fast import (
+    Sinkhorn,
+    TileLists,
+    flex_union,
+    sinkhorn_finish,
+    sinkhorn_pair,
+    sinkhorn_project,
+    sinkhorn_start,
+    tile_lists,
+)
 
 DENSE = Numerics(values=torch.bfloat16, quantise_cache=False, quantise_inputs=False, accumulate=None)
 QUANTISED = Numerics(values=torch.bfloat16, quantise_cache=True, quantise_inputs=True, accumulate=None)
@@ -35,7 +44,7 @@ def no_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def compiler() -> Compile:
     """torch.compile with static shapes."""
-    torch._dynamo.config.recompile_limit = 128  # noqa: SLF001 - one function serves many shapes, each known beforehand
+    torch._dynamo.config.recompile_limit = 128  # ty: ignore[invalid-assignment] - one function serves many shapes, each known beforehand
     return functools.partial(torch.compile, dynamic=False, fullgraph=True)
 
 
@@ -89,7 +98,10 @@ def compiled(config: ModelConfig, compile_: Compile, *, flex: bool) -> Functions
     scores = compile_(fp32_index_scores)
     hidden = compile_(lambda a, b, limit, g: oracle.swiglu(a, b, limit, n, g))
     shared_hidden = compile_(lambda a, b, limit: oracle.swiglu(a, b, limit, n))
-    Sinkhorn.start, Sinkhorn.pair = staticmethod(compile_(sinkhorn_start)), staticmethod(compile_(sinkhorn_pair))
+    Sinkhorn.start, Sinkhorn.pair = (
+        staticmethod(compile_(sinkhorn_start)),
+        staticmethod(compile_(sinkhorn_pair)),
+    )
     Sinkhorn.project = staticmethod(compile_(sinkhorn_project))
     Sinkhorn.finish = staticmethod(compile_(sinkhorn_finish))
 
@@ -115,7 +127,9 @@ def compiled(config: ModelConfig, compile_: Compile, *, flex: bool) -> Functions
         rotate=rotate,
         hc_coefficients=hc,
         collapse=lambda x, a, _: read(x.flatten(0, 1), a.flatten(0, 1)).unflatten(0, x.shape[:2]),
-        write_streams=lambda y, x, post, mix, _: write(*(t.flatten(0, 1) for t in (y, x, post, mix))).view(x.shape),
+        write_streams=lambda y, x, post, mix, _: write(*(t.flatten(0, 1) for t in (y, x, post, mix))).view(
+            x.shape
+        ),
         compress_pairs=lambda v, s, _: pool(v, s),
         index_scores=lambda q, w, k, _: scores(q.detach(), w.detach(), k.detach()),
         select_topk=topk_mask,
@@ -124,11 +138,15 @@ def compiled(config: ModelConfig, compile_: Compile, *, flex: bool) -> Functions
         route=route,
         experts=Experts(swiglu),
         shared_expert=SharedExpert(swiglu),
-        engram_inject=lambda x, kv, qw, kw, *_: inject(x.flatten(0, 1), kv.flatten(0, 1), qw, kw).view(x.shape),
+        engram_inject=lambda x, kv, qw, kw, *_: inject(x.flatten(0, 1), kv.flatten(0, 1), qw, kw).view(
+            x.shape
+        ),
     )
 
 
-def _hc_inputs(x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, s: int, hc_eps: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _hc_inputs(
+    x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, s: int, hc_eps: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """What ``oracle.hc_coefficients`` computes before its Sinkhorn: pre [N, S], post [N, S], logits [N, S, S], all fp32."""
     z = x.flatten(-2).float()
     m = F.linear(z, fn) * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps)
@@ -178,7 +196,9 @@ class Experts:
         g = oracle.contract(call.x_ND, call.w1.flatten(0, 1), n, n.values).unflatten(-1, (experts, width))
         u = oracle.contract(call.x_ND, call.w3.flatten(0, 1), n, n.values).unflatten(-1, (experts, width))
         inner = oracle.quantise_input(self.swiglu(g, u, call.limit, n, gates), n)
-        return oracle.contract(inner.flatten(-2), call.w2.transpose(0, 1).reshape(hidden, experts * width), n, n.values).to(n.wide)
+        return oracle.contract(
+            inner.flatten(-2), call.w2.transpose(0, 1).reshape(hidden, experts * width), n, n.values
+        ).to(n.wide)
 
 
 class SharedExpert:
@@ -189,7 +209,9 @@ class SharedExpert:
 
     def __call__(self, x: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, limit: float, n: Numerics) -> Tensor:
         a = oracle.quantise_input(x, n)
-        hidden = self.swiglu(oracle.contract(a, w1, n, n.values), oracle.contract(a, w3, n, n.values), limit, n)
+        hidden = self.swiglu(
+            oracle.contract(a, w1, n, n.values), oracle.contract(a, w3, n, n.values), limit, n
+        )
         return oracle.contract(oracle.quantise_input(hidden, n), w2, n, n.values).to(n.wide)
 
 
@@ -203,12 +225,19 @@ class FlexAttend:
 
     def __call__(self, call: AttentionCall) -> Tensor:
         tokens, ratio = call.q_BTHC.shape[1], call.layer.ratio
-        keys = call.window_k_BNC if call.entries_BJC is None else torch.cat((call.window_k_BNC, call.entries_BJC), 1)
+        keys = (
+            call.window_k_BNC
+            if call.entries_BJC is None
+            else torch.cat((call.window_k_BNC, call.entries_BJC), 1)
+        )
         if (tokens, ratio) not in self.lists:
-            self.lists[tokens, ratio] = tile_lists(tokens, tokens // ratio if ratio else 0, ratio or 1, keys.device)
+            self.lists[tokens, ratio] = tile_lists(
+                tokens, tokens // ratio if ratio else 0, ratio or 1, keys.device
+            )
         selected = None if call.dense or ratio == 0 else call.selected_BTJ
         code = self.code.setdefault(
-            (ratio, selected is None), self.compile(functools.partial(flex_union, ratio=ratio, window=call.window))
+            (ratio, selected is None),
+            self.compile(functools.partial(flex_union, ratio=ratio, window=call.window)),
         )
         return code(call.q_BTHC, keys, call.sink_H, call.documents_BR, selected, self.lists[tokens, ratio])
 
@@ -221,20 +250,20 @@ def compile_quantisers(compile_: Compile) -> None:
 
         def call(x: Tensor) -> Tensor:
             rounded = code(x.detach().reshape(-1, x.shape[-1])).view(x.shape)
-            return oracle._StraightThrough.apply(x, rounded)  # noqa: SLF001 - its straight-through gradient, as it is
+            return oracle._StraightThrough.apply(x, rounded)  # its straight-through gradient, as it is
 
         return call
 
-    oracle.q8 = twin(mxfp8.quantise_dequantise)
-    oracle.qn4 = twin(nvfp4.quantise_dequantise)
-    oracle.qm4 = twin(mxfp4.quantise_dequantise)
+    oracle.q8 = twin(mxfp8.quantise_dequantise)  # ty: ignore[invalid-assignment]
+    oracle.qn4 = twin(nvfp4.quantise_dequantise)  # ty: ignore[invalid-assignment]
+    oracle.qm4 = twin(mxfp4.quantise_dequantise)  # ty: ignore[invalid-assignment]
 
 
 PLAIN_QUANTISERS = (oracle.q8, oracle.qn4, oracle.qm4)
 
 
 @contextlib.contextmanager
-def plain_quantisers() -> Iterator[None]:
+def plain_quantisers() -> Generator[None]:
     """The oracle's own quantisers inside (comparison paths)."""
     before = (oracle.q8, oracle.qn4, oracle.qm4)
     oracle.q8, oracle.qn4, oracle.qm4 = PLAIN_QUANTISERS

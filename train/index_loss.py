@@ -28,7 +28,9 @@ def mass(q_BRHC: Tensor, keys_BMC: Tensor, seen_BRM: Tensor, sink_H: Tensor, win
     return (exps / total)[..., window_keys:].sum(2)
 
 
-def divergence(query_BRIK: Tensor, weight_BRI: Tensor, keys_BJK: Tensor, target_BRJ: Tensor, visible_BRJ: Tensor) -> tuple[Tensor, Tensor]:
+def divergence(
+    query_BRIK: Tensor, weight_BRI: Tensor, keys_BJK: Tensor, target_BRJ: Tensor, visible_BRJ: Tensor
+) -> tuple[Tensor, Tensor]:
     """(KL of the normalised target to softmax of the index scores, weighted by mass; sum of the weights): two scalars."""
     heads, channels = query_BRIK.shape[-2:]
     dots = torch.einsum("brik,bjk->brij", query_BRIK.float(), keys_BJK.float()).relu()
@@ -65,11 +67,14 @@ class IndexLoss:
         """Mean weighted divergence over the index sources."""
         losses = []
         for source in self.config.index_source_layer_ids:
-            call: AttentionCall = trace[f"layers.{source}.attention"]  # ty: ignore[invalid-assignment]
+            call: AttentionCall = trace[f"layers.{source}.attention"]
             seen, visible = self._seen(call, rows_BR)
             with torch.no_grad():
                 target = sum(
-                    (self._mass(trace[f"layers.{user}.attention"], rows_BR, seen) for user in users(self.config, source)),  # ty: ignore[invalid-argument-type]
+                    (
+                        self._mass(trace[f"layers.{user}.attention"], rows_BR, seen)
+                        for user in users(self.config, source)
+                    ),
                     torch.zeros((), device=rows_BR.device),
                 )
             query = gather_rows(trace[f"layers.{source}.index_query"], rows_BR)
@@ -82,7 +87,9 @@ class IndexLoss:
     def _mass(self, call: AttentionCall, rows_BR: Tensor, seen: Tensor) -> Tensor:
         assert call.entries_BJC is not None
         keys = torch.cat((call.window_k_BNC, call.entries_BJC), 1)
-        return self.mass(gather_rows(call.q_BTHC, rows_BR), keys, seen, call.sink_H, call.window_k_BNC.shape[1])
+        return self.mass(
+            gather_rows(call.q_BTHC, rows_BR), keys, seen, call.sink_H, call.window_k_BNC.shape[1]
+        )
 
     def _seen(self, call: AttentionCall, rows_BR: Tensor) -> tuple[Tensor, Tensor]:
         """Masks [B, R, N + J] of everything visible, and [B, R, J] of entries."""

@@ -14,7 +14,9 @@ from train.data import Batch, Packer, Source
 DEPTH = 6
 
 
-def _work(out: "Queue[Batch]", corpus: Corpus, tokenizer: str, seed: int, short: bool, row: int, rows: int) -> None:
+def _work(
+    out: "Queue[Batch]", corpus: Corpus, tokenizer: str, seed: int, short: bool, row: int, rows: int
+) -> None:
     packer = Packer(Source(corpus, Tokenizer.from_file(tokenizer), seed=seed, short=short, row=row), rows)
     while True:
         out.put(packer.batch())
@@ -23,11 +25,15 @@ def _work(out: "Queue[Batch]", corpus: Corpus, tokenizer: str, seed: int, short:
 class Loader:
     """``workers`` processes that each make every n-th batch of one length class."""
 
-    def __init__(self, corpus: Corpus, tokenizer: Path, *, seed: int, short: bool, row: int, rows: int, workers: int) -> None:
+    def __init__(
+        self, corpus: Corpus, tokenizer: Path, *, seed: int, short: bool, row: int, rows: int, workers: int
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self.queues: list[Queue[Batch]] = [context.Queue(DEPTH) for _ in range(workers)]
         self.processes = [
-            context.Process(target=_work, args=(q, corpus, str(tokenizer), seed * 1000 + i, short, row, rows), daemon=True)
+            context.Process(
+                target=_work, args=(q, corpus, str(tokenizer), seed * 1000 + i, short, row, rows), daemon=True
+            )
             for i, q in enumerate(self.queues)
         ]
         for process in self.processes:

@@ -29,7 +29,9 @@ def orthogonalise(update: Tensor) -> Tensor:
 class Muon:
     """Momentum 0.95 (Nesterov), decoupled weight decay; ``rate`` is a tensor set by the trainer before each step."""
 
-    def __init__(self, weights: Sequence[Tensor], *, rate: Tensor, decay: float = 0.05, momentum: float = 0.95) -> None:
+    def __init__(
+        self, weights: Sequence[Tensor], *, rate: Tensor, decay: float = 0.05, momentum: float = 0.95
+    ) -> None:
         self.rate, self.decay, self.momentum = rate, decay, momentum
         self.weights = list(weights)
         groups: dict[tuple[int, int], list[Tensor]] = {}
@@ -57,7 +59,9 @@ class Muon:
 class Adam:
     """AdamW without decay, betas (0.9, 0.95); bias correction and rate in tensors."""
 
-    def __init__(self, weights: Sequence[Tensor], *, rate: Tensor, betas: tuple[float, float] = (0.9, 0.95)) -> None:
+    def __init__(
+        self, weights: Sequence[Tensor], *, rate: Tensor, betas: tuple[float, float] = (0.9, 0.95)
+    ) -> None:
         self.weights, self.rate, self.betas = list(weights), rate, betas
         self.first = [torch.zeros_like(w) for w in self.weights]
         self.second = [torch.zeros_like(w) for w in self.weights]

@@ -7,7 +7,7 @@ straight-through gradients. Knows nothing of data or of the forward.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def _hc_base(streams: int, first: int) -> Callable[[Tensor], Tensor]:
     return fill
 
 
-def kinds(c: ModelConfig) -> dict[str, Kind]:
+def kinds(c: ModelConfig) -> dict[str, Kind]:  # noqa: PLR0915 - one table, a line a stack
     """Every stack of the backbone, by a short key (spec/model.md 11)."""
     layers = c.layers
     d, streams = c.hidden_size, c.hc_mult
@@ -67,11 +67,26 @@ def kinds(c: ModelConfig) -> dict[str, Kind]:
     f, experts = c.moe_intermediate_size, c.n_routed_experts
     found: dict[str, Kind] = {}
 
-    def add(key: str, where: list[str], shape: tuple[int, ...], storage: str, optimiser: str, start: Callable[[Tensor], Tensor]) -> None:
+    def add(
+        key: str,
+        where: list[str],
+        shape: tuple[int, ...],
+        storage: str,
+        optimiser: str,
+        start: Callable[[Tensor], Tensor],
+    ) -> None:
         if where:
             found[key] = Kind(tuple(prefix + key for prefix in where), shape, storage, optimiser, start)
 
-    def matrix(key: str, where: list[str], out: int, inner: int, storage: str, optimiser: str = MUON, scale: float = 1.0) -> None:
+    def matrix(
+        key: str,
+        where: list[str],
+        out: int,
+        inner: int,
+        storage: str,
+        optimiser: str = MUON,
+        scale: float = 1.0,
+    ) -> None:
         add(key, where, (out, inner), storage, optimiser, _normal(scale, inner))
 
     add("embed.weight", [""], (c.vocab_size, d), BF16, ADAM_FAST, _normal(0.5, 1))
@@ -79,7 +94,14 @@ def kinds(c: ModelConfig) -> dict[str, Kind]:
     add("norm.weight", [""], (d,), BF16, ADAM, _constant(1))
     for site, first in (("attn", 0), ("ffn", 1)):
         add(f"{site}_norm.weight", every, (d,), BF16, ADAM, _constant(1))
-        add(f"hc_{site}_fn", every, (2 * streams + streams**2, streams * d), F32, ADAM, _normal(1, streams * d))
+        add(
+            f"hc_{site}_fn",
+            every,
+            (2 * streams + streams**2, streams * d),
+            F32,
+            ADAM,
+            _normal(1, streams * d),
+        )
         add(f"hc_{site}_base", every, (2 * streams + streams**2,), F32, ADAM, _hc_base(streams, first))
         add(f"hc_{site}_scale", every, (3,), F32, ADAM, _constant(0.1))
     add("attn.attn_sink", every, (c.num_attention_heads,), F32, ADAM, _constant(0))
@@ -109,7 +131,9 @@ def kinds(c: ModelConfig) -> dict[str, Kind]:
     for prefix, rows in zip(engram, c.engram_num_embeddings, strict=True):
         add("engram.embed.weight", [prefix], (rows, c.engram_head_dim), ROWS8, ADAM_FAST, _normal(0.5, 1))
         found[f"{prefix}engram.embed.weight"] = found.pop("engram.embed.weight")
-    matrix("engram.wkv.weight", engram, (streams + 1) * d, c.hash_columns * c.engram_head_dim, FP8, MUON, 0.25)
+    matrix(
+        "engram.wkv.weight", engram, (streams + 1) * d, c.hash_columns * c.engram_head_dim, FP8, MUON, 0.25
+    )
     add("engram.q_weight", engram, (streams, d), BF16, ADAM, _constant(1))
     add("engram.k_weight", engram, (streams, d), BF16, ADAM, _constant(1))
     return found
@@ -117,7 +141,7 @@ def kinds(c: ModelConfig) -> dict[str, Kind]:
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: object, x: Tensor, rounded: Tensor) -> Tensor:  # ty: ignore[invalid-method-override]
+    def forward(ctx: object, x: Tensor, rounded: Tensor) -> Tensor:
         return rounded
 
     @staticmethod
@@ -163,7 +187,9 @@ class Parameters:
         if not quantised:
             return dict(self.stacks)
         return {
-            key: stack if kind.storage == F32 else _StraightThrough.apply(stack, round_to_storage(stack.detach(), kind.storage))
+            key: stack
+            if kind.storage == F32
+            else _StraightThrough.apply(stack, round_to_storage(stack.detach(), kind.storage))
             for (key, stack), kind in zip(self.stacks.items(), self.kinds.values(), strict=True)
         }
 
@@ -178,17 +204,15 @@ class Parameters:
                 found.update(zip(kind.names, values[key].unbind(0), strict=True))
         return found
 
-    def state(self) -> dict[str, Tensor]:
-        """A copy of the masters on the CPU."""
-        return {key: stack.detach().cpu().clone() for key, stack in self.stacks.items()}
-
     def packed(self) -> dict[str, tuple[Tensor, ...]]:
         """What a checkpoint stores of each stack, on the CPU: (data, E8M0 bytes), or the tensor alone."""
         found: dict[str, tuple[Tensor, ...]] = {}
         for key, kind in self.kinds.items():
             stack = self.stacks[key].detach()
             if kind.storage in (F32, BF16):
-                found[key] = (stack.to(torch.float32 if kind.storage == F32 else torch.bfloat16).cpu().clone(),)
+                found[key] = (
+                    stack.to(torch.float32 if kind.storage == F32 else torch.bfloat16).cpu().clone(),
+                )
                 continue
             if kind.storage == FP8:
                 data, scale = fp8_block.quantise(stack.flatten(0, -2))
@@ -198,12 +222,11 @@ class Parameters:
             found[key] = (data.reshape(*stack.shape[:-1], -1).cpu(), scale.cpu())
         return found
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Take masters from ``state``."""
-        assert state.keys() == self.stacks.keys(), "the checkpoint is of another shape"
+    def take(self, weights: Mapping[str, Tensor]) -> None:
+        """Start from dequantised weights of a checkpoint of the same shape (names as ``named`` gives them)."""
         with torch.no_grad():
-            for key, stack in self.stacks.items():
-                stack.copy_(state[key])
+            for name, view in self.named(self.stacks).items():
+                view.copy_(weights[name])
 
     @property
     def count(self) -> int:

@@ -9,10 +9,12 @@ import random
 from typing import NamedTuple
 
 from train.dialogue import Dialogue, Message
+from train.stories import Story, story
 from train.words import CONTAINERS, NAMES, SYSTEM_TEXTS, THINGS, WOMEN
 
 HELD_OUT_ONE_IN = 16
 PRONOUN_SHARE = 0.45
+STORY_SHARE = 0.65
 
 
 def held_out(key: str) -> bool:
@@ -184,7 +186,20 @@ def _numbers(rng: random.Random, ops: str) -> tuple[int, int, int]:
 
 
 def draw_problem(rng: random.Random) -> Problem:
-    """One random problem of the table, either side of the split."""
+    """One random problem, of the table or put together from parts, either side of the split."""
+    return _from_story(story(rng)) if rng.random() < STORY_SHARE else _from_table(rng)
+
+
+def _from_story(told: Story) -> Problem:
+    left, one, right = told.first
+    middle = calculate(left, one, right)
+    head, tail = (told.start, middle) if told.last is None else (middle, told.last)
+    result = calculate(head, told.second, tail)
+    reasoning = f"First, {left} {one} {right} = {middle}. Then, {head} {told.second} {tail} = {result}."
+    return Problem(told.question, reasoning, f"The answer is {result} {told.unit}.")
+
+
+def _from_table(rng: random.Random) -> Problem:
     shape = rng.choice(SHAPES)
     a, b, c = _numbers(rng, shape.ops)
     n, m = rng.sample(NAMES, 2)

@@ -24,7 +24,9 @@ class Place:
     end: int
 
 
-def pack_cases(cases: Sequence[Case], encoder: Encoder, *, rows: int, row: int) -> tuple[list[Batch], list[Place]]:
+def pack_cases(
+    cases: Sequence[Case], encoder: Encoder, *, rows: int, row: int
+) -> tuple[list[Batch], list[Place]]:
     """Batches of ``rows`` x ``row`` tokens holding every case, and where each answer lies."""
     batches: list[Batch] = []
     places: list[Place] = []

@@ -18,7 +18,15 @@ from flashstep.config.model import ModelConfig
 from oracle import model as oracle
 from oracle.model import Functions, Options
 from train.data import Batch
-from train.functions import DENSE, QUANTISED, Compile, compile_quantisers, compiled, plain, quantised_functions
+from train.functions import (
+    DENSE,
+    QUANTISED,
+    Compile,
+    compile_quantisers,
+    compiled,
+    plain,
+    quantised_functions,
+)
 from train.index_loss import IndexLoss, divergence, mass
 from train.optimiser import Adam, Muon
 from train.parameters import ADAM, ADAM_FAST, MUON, Parameters
@@ -62,7 +70,7 @@ def _keep_frequencies(device: torch.device) -> None:
     def kept(config: ModelConfig, *, compressed: bool) -> Tensor:
         return original(config, compressed=compressed).to(device)
 
-    oracle.rope_frequencies = kept
+    oracle.rope_frequencies = kept  # ty: ignore[invalid-assignment]
 
 
 def sampled_rows(batch: Batch, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -103,7 +111,15 @@ def token_loss(logits: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor,
 class Trainer:
     """Weights, optimisers and the compiled step."""
 
-    def __init__(self, config: ModelConfig, token_map: Tensor, *, seed: int, device: torch.device, compile_: Compile | None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        token_map: Tensor,
+        *,
+        seed: int,
+        device: torch.device,
+        compile_: Compile | None,
+    ) -> None:
         self.config, self.device = config, device
         _keep_frequencies(device)
         self.parameters = Parameters(config, seed=seed, device=device)
@@ -136,7 +152,14 @@ class Trainer:
         for rate, full in zip(self.rates, (RATE_MUON, RATE_ADAM, RATE_FAST), strict=True):
             rate.fill_(share * full)
 
-    def forward(self, inputs: Inputs, *, quantised: bool, trace: oracle.Trace | None, functions: Functions | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: Inputs,
+        *,
+        quantised: bool,
+        trace: oracle.Trace | None,
+        functions: Functions | None = None,
+    ) -> Tensor:
         """Logits [B, T, V]."""
         values = self.parameters.values(quantised=quantised)
         chosen = functions or (self.quantised if quantised else self.functions)
@@ -178,9 +201,13 @@ class Trainer:
     def _balance(self, trace: oracle.Trace) -> Tensor:
         """Move the router biases against the load; returns the largest load of an expert over the mean."""
         experts = torch.arange(self.config.n_routed_experts, device=self.device)
-        chosen = torch.stack([trace[f"layers.{layer.index}.route_e"].flatten() for layer in self.config.layers])
+        chosen = torch.stack(
+            [trace[f"layers.{layer.index}.route_e"].flatten() for layer in self.config.layers]
+        )
         load = (chosen.unsqueeze(-1) == experts).float().mean(1)
-        self.parameters.stacks["ffn.gate.bias"].add_(BIAS_RATE * torch.sign(load.mean(1, keepdim=True) - load))
+        self.parameters.stacks["ffn.gate.bias"].add_(
+            BIAS_RATE * torch.sign(load.mean(1, keepdim=True) - load)
+        )
         return load.max() * self.config.n_routed_experts
 
     def run(self, variant: Variant, inputs: Inputs, *, graphs: bool) -> Tensor:
@@ -201,7 +228,7 @@ class Trainer:
         torch.cuda.current_stream().wait_stream(self.stream)
         if self.warm[variant] >= 3:
             static = Inputs(*(t.clone() for t in inputs))
-            torch.cuda.synchronize()
+            torch.cuda.synchronize()  # noqa: TID251 - before a capture; the trainer is no serving code
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="relaxed"):
                 statistics = self.step(static, quantised=variant.quantised)
@@ -216,4 +243,4 @@ def mode_of(variant: Variant) -> str:
 
 def replace_numerics(functions: Functions, **changes: object) -> Functions:
     """``functions`` with some fields replaced (comparison runs)."""
-    return dataclasses.replace(functions, **changes)  # ty: ignore[invalid-argument-type]
+    return dataclasses.replace(functions, **changes)

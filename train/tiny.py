@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flashstep.config.model import ModelConfig
 from flashstep.engram.token_map import TokenMap
+from oracle import checkpoint
 from train.cases import call_cases, problem_cases, recall_cases
 from train.compare import compare
 from train.corpus import DEFAULT_FILE, Corpus, build, fetch
@@ -33,9 +34,10 @@ from train.shape import SMOKE, TINY, config_json
 from train.step import STATISTICS, Inputs, Trainer, Variant, mode_of, sampled_rows, to_device
 
 SHORT_ROW, LONG_ROW = 768, 4608
-STAGES = (("A", 0.38), ("B", 0.38), ("C", 0.24))  # shares of the steps
+STAGES = ("A", "B", "C")
+SHARES = (0.38, 0.38, 0.24)  # of the steps
 WARM_UP = 60
-DECAY_FROM = 0.55
+DECAY_FROM = 0.55  # of the run; then the rate falls to 0
 LOG_EVERY = 20
 SAVE_SECONDS = 60
 INDEX_ROWS = {SHORT_ROW: 64, LONG_ROW: 128}
@@ -55,6 +57,8 @@ class Plan:
     device: torch.device
     compile: bool
     graphs: bool
+    shares: tuple[float, ...]
+    decay_from: float
     smoke: bool
     evaluate: bool
     compare: bool
@@ -66,7 +70,15 @@ class Feed:
     def __init__(self, plan: Plan, corpus: Corpus, tokenizer: Path) -> None:
         short = max(1, plan.workers * 2 // 3)
         self.loaders = {
-            SHORT_ROW: Loader(corpus, tokenizer, seed=plan.seed + 1, short=True, row=SHORT_ROW, rows=plan.short_rows, workers=short),
+            SHORT_ROW: Loader(
+                corpus,
+                tokenizer,
+                seed=plan.seed + 1,
+                short=True,
+                row=SHORT_ROW,
+                rows=plan.short_rows,
+                workers=short,
+            ),
         }
         if plan.long_rows:
             self.loaders[LONG_ROW] = Loader(
@@ -94,19 +106,19 @@ class Feed:
             loader.close()
 
 
-def stage_of(progress: float) -> str:
+def stage_of(progress: float, shares: tuple[float, ...]) -> str:
     """The stage at a share of the run."""
     bound = 0.0
-    for name, share in STAGES:
+    for name, share in zip(STAGES, shares, strict=True):
         bound += share
         if progress < bound:
             return name
-    return STAGES[-1][0]
+    return STAGES[-1]
 
 
-def rate_of(progress: float, step: int) -> float:
+def rate_of(progress: float, step: int, decay_from: float) -> float:
     """Share of the full learning rate: warm-up, constant, linear to 0."""
-    return min(1.0, (step + 1) / WARM_UP) * min(1.0, max(0.0, (1 - progress) / (1 - DECAY_FROM)))
+    return min(1.0, (step + 1) / WARM_UP) * min(1.0, max(0.0, (1 - progress) / (1 - decay_from)))
 
 
 def variant_of(plan: Plan, stage: str, step: int) -> Variant:
@@ -127,7 +139,9 @@ class Evaluation:
         self.short = pack_cases(short, self.encoder, rows=plan.short_rows, row=SHORT_ROW)
         self.long = None
         if plan.long_rows and not plan.smoke:
-            self.long = pack_cases(recall_cases(32, tokenizer, corpus), self.encoder, rows=plan.long_rows, row=LONG_ROW)
+            self.long = pack_cases(
+                recall_cases(32, tokenizer, corpus), self.encoder, rows=plan.long_rows, row=LONG_ROW
+            )
 
     def __call__(self, trainer: Trainer, *, quantised: bool) -> dict[str, str]:
         """Scores by kind, as text."""
@@ -196,24 +210,34 @@ class Run:
             while variant not in self.trainer.graphs:
                 self.trainer.run(variant, self.feed.inputs(variant.row), graphs=True).tolist()
                 step += 1
-            self.console.print(f"{mode_of(variant)} is compiled and captured, {time.time() - self.begun:.0f} s", markup=False)
+            self.console.print(
+                f"{mode_of(variant)} is compiled and captured, {time.time() - self.begun:.0f} s", markup=False
+            )
         return step
 
     def train(self) -> None:
         """All steps of the plan."""
-        plan, stage = self.plan, "A"
+        plan = self.plan
+        stage = stage_of(0.0, plan.shares)
         step = first = self.warm_up() if plan.graphs else 0
         start = clock = time.time()
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )
         tokens, mark = 0, 0.0
         with Progress(*columns, console=self.console) as bar:
-            task = bar.add_task("stage A", total=1.0, note="")
-            while (progress := max(step / plan.steps, (time.time() - start) / (plan.wall - start + self.begun))) < 1:
-                if stage_of(progress) != stage:
+            task = bar.add_task(f"stage {stage}", total=1.0, note="")
+            while (
+                progress := max(step / plan.steps, (time.time() - start) / (plan.wall - start + self.begun))
+            ) < 1:
+                if (now := stage_of(progress, plan.shares)) != stage:
                     self.assess(f"end of stage {stage}", quantised=stage == "C")
-                    stage, clock = stage_of(progress), time.time()
+                    stage, clock = now, time.time()
                 variant = variant_of(plan, stage, step)
-                self.trainer.set_rate(rate_of(progress, step - first))
+                self.trainer.set_rate(rate_of(progress, step - first, plan.decay_from))
                 statistics = self.trainer.run(variant, self.feed.inputs(variant.row), graphs=plan.graphs)
                 tokens += variant.rows * variant.row
                 if step % LOG_EVERY in (0, 1):
@@ -221,37 +245,31 @@ class Run:
                     self.spent += time.time() - clock
                     clock = time.time()
                     speed = tokens / max(1e-9, self.spent - mark)
-                    self.record(step=step, stage=stage, row=variant.row, seconds=round(self.spent, 2), speed=round(speed), **values)
-                    note = f"{mode_of(variant)} step {step} loss {values['loss']:.3f} right {values['accuracy']:.1%} {speed / 1e3:.0f}k tokens/s"
+                    self.record(
+                        step=step,
+                        stage=stage,
+                        row=variant.row,
+                        seconds=round(self.spent, 2),
+                        speed=round(speed),
+                        **values,
+                    )
+                    note = (
+                        f"{mode_of(variant)} step {step} loss {values['loss']:.3f} "
+                        f"right {values['accuracy']:.1%} {speed / 1e3:.0f}k tokens/s"
+                    )
                     bar.update(task, description=f"stage {stage}", completed=progress, note=note)
                     if step % (LOG_EVERY * 10) < 2:
-                        self.console.print(f"{note} index {values['index']:.3f} load {values['load']:.1f} {self.spent:.0f} s", markup=False)
+                        self.console.print(
+                            f"{note} index {values['index']:.3f} load {values['load']:.1f} {self.spent:.0f} s",
+                            markup=False,
+                        )
                         tokens, mark = 0, self.spent
                 if time.time() - self.saved > SAVE_SECONDS:
                     self.save()
                     clock = time.time()
                 step += 1
         self.save()
-        save_masters(self.trainer, plan.out)
         self.assess("end of stage C", quantised=True)
-
-
-def save_masters(trainer: Trainer, out: Path, parts: int = 3) -> None:
-    """The masters in bf16, in files small enough to travel: for continuing a run elsewhere."""
-    state = {key: value.bfloat16() for key, value in trainer.parameters.state().items()}
-    groups: list[dict[str, Tensor]] = [{} for _ in range(parts)]
-    for key in sorted(state, key=lambda k: -state[k].numel()):
-        min(groups, key=lambda g: sum(t.numel() for t in g.values()))[key] = state[key]
-    for index, group in enumerate(groups):
-        torch.save(group, out / f"masters_{index}.pt")
-
-
-def load_masters(trainer: Trainer, folder: Path) -> None:
-    """Continue from what ``save_masters`` wrote."""
-    state: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("masters_*.pt")):
-        state |= torch.load(file, map_location="cpu")
-    trainer.parameters.load({key: value.float() for key, value in state.items()})
 
 
 def curve(out: Path) -> None:
@@ -275,18 +293,28 @@ def parse() -> tuple[Plan, argparse.Namespace]:
     parser = argparse.ArgumentParser(prog="python -m train.tiny", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=None, help="updates in all (default 5000; smoke: 60)")
-    parser.add_argument("--wall", type=float, default=None, help="cap on the seconds from start to end of training")
+    parser.add_argument(
+        "--wall", type=float, default=None, help="cap on the seconds from start to end of training"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=None)
-    parser.add_argument("--corpus", type=Path, default=DEFAULT_FILE, help="made by apt if absent (not in a smoke run)")
+    parser.add_argument(
+        "--corpus", type=Path, default=DEFAULT_FILE, help="made by apt if absent (not in a smoke run)"
+    )
     parser.add_argument("--tokenizer", type=Path, default=Path("flashstep/tiny/tokenizer.json"))
-    parser.add_argument("--smoke", action="store_true", help="a half-size model for a minute, with built-in text")
-    parser.add_argument("--masters", type=Path, default=None, help="folder of masters_*.pt to continue from")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a half-size model for a minute, with built-in text"
+    )
+    parser.add_argument("--start", type=Path, default=None, help="checkpoint folder (released layout) to continue from")
+    parser.add_argument("--stages", default=None, help="shares of the steps in stages A, B and C, for example 0,0.7,0.3")
+    parser.add_argument("--decay-from", type=float, default=DECAY_FROM, help="share of the run from which the rate falls to 0")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--no-evaluation", action="store_true")
-    parser.add_argument("--compare", action="store_true", help="compare numerics and code paths after each stage")
+    parser.add_argument(
+        "--compare", action="store_true", help="compare numerics and code paths after each stage"
+    )
     o = parser.parse_args()
     device = torch.device(o.device)
     gpu = device.type == "cuda"
@@ -301,6 +329,8 @@ def parse() -> tuple[Plan, argparse.Namespace]:
         device=device,
         compile=gpu and not o.no_compile,
         graphs=gpu and not o.no_graphs,
+        shares=tuple(float(share) for share in o.stages.split(",")) if o.stages else SHARES,
+        decay_from=o.decay_from,
         smoke=o.smoke,
         evaluate=not o.no_evaluation,
         compare=o.compare,
@@ -315,15 +345,21 @@ def main() -> None:
     if plan.smoke and not o.corpus.exists():
         corpus = Corpus.builtin()
     else:
-        corpus = Corpus.read(o.corpus) if o.corpus.exists() else build(fetch(o.corpus.parent / "packages"), o.corpus)
+        corpus = (
+            Corpus.read(o.corpus)
+            if o.corpus.exists()
+            else build(fetch(o.corpus.parent / "packages"), o.corpus)
+        )
     tokenizer = Tokenizer.from_file(str(o.tokenizer))
     config = ModelConfig.parse(config_json(tokenizer, SMOKE if plan.smoke else TINY))
     torch.backends.cuda.matmul.allow_tf32 = False  # mHC and the router are fp32: no TF32
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     token_map = torch.tensor(TokenMap.build(tokenizer).ids)
-    trainer = Trainer(config, token_map, seed=plan.seed, device=plan.device, compile_=compiler() if plan.compile else None)
-    if o.masters:
-        load_masters(trainer, o.masters)
+    trainer = Trainer(
+        config, token_map, seed=plan.seed, device=plan.device, compile_=compiler() if plan.compile else None
+    )
+    if o.start:
+        trainer.parameters.take(checkpoint.load(o.start).weights)
     feed = Feed(plan, corpus, o.tokenizer)
     evaluation = Evaluation(plan, tokenizer, corpus) if plan.evaluate else None
     run = Run(plan, trainer, feed, evaluation)

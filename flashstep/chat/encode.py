@@ -18,6 +18,7 @@ MODEL = "DeepSeek-V4.1-Flash"  # the name under which the recipe knows the promp
 IMAGE_SPELLINGS = ("<\uff5cdeepseek_image\uff5c>", "<\uff5cimage\uff5c>")  # the checkpoint's, the recipe's
 NUMBERED_TIER = ("high", "75")  # a numeric effort is rendered as this tier, whose number is then replaced
 EFFORT_LINE = "Reasoning Effort: "
+OPTIONAL_FIELDS = ("tools", "tool_choice", "reasoning_effort", "response_format")
 
 
 class ChatError(ValueError):
@@ -147,13 +148,29 @@ class ChatEncoder:
         if effort is not None:
             body["reasoning_effort"] = NUMBERED_TIER[0] if isinstance(effort, int) else effort
         try:
+            return self._convert_body(body)
+        except ValueError as error:
+            raise ChatError(str(error), param=self._at_fault(body)) from error
+
+    def _convert_body(self, body: dict[str, Any]) -> recipe.ConversationRequest:
+        try:
             return recipe.ChatCompletionRequest(body).convert(self._options)
         except recipe.ConversionError as error:
-            message = msgspec.json.decode(error.body)["error"]["message"]
-            raise ChatError(message, param=_param(message)) from error
-        except (ValueError, RecursionError) as error:  # what its schema does not know, or nests too deeply
-            message = str(error)
-            raise ChatError(message, param=_param(message)) from error
+            raise ValueError(msgspec.json.decode(error.body)["error"]["message"]) from error
+        except (RecursionError, OverflowError) as error:  # nested too deeply; an integer beyond 64 bits
+            raise ValueError(str(error)) from error
+
+    def _at_fault(self, body: dict[str, Any]) -> str:
+        """The field without which ``body`` would do: the recipe never says which one it is about."""
+        for name in OPTIONAL_FIELDS:
+            if name not in body:
+                continue
+            try:
+                self._convert_body({key: value for key, value in body.items() if key != name})
+            except ValueError:
+                continue
+            return name
+        return "messages"
 
     def _numbered(self, rendered: recipe.RenderedPrompt, effort: int) -> tuple[str, tuple[int, ...]]:
         """The prompt with its effort number replaced; encoded as the recipe does, plain text between special ranges."""
@@ -195,17 +212,3 @@ def _history(message: dict[str, Any]) -> dict[str, Any]:
     if renamed.get("reasoning_content") is None:
         renamed["reasoning_content"] = message["reasoning"]
     return renamed
-
-
-def _param(message: str) -> str:
-    """The field that one of the recipe's messages is about (it never says)."""
-    lowered = message.lower()
-    if "tool_choice" in lowered or "expected one of `none`, `auto`, `required`" in message:
-        return "tool_choice"
-    if "'tools" in lowered or "tool names" in lowered or "field `function`" in lowered:
-        return "tools"
-    if "response_format" in lowered:
-        return "response_format"
-    if "`minimal`" in message:
-        return "reasoning_effort"
-    return "messages"

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from flashstep.config.errors import ConfigError
+from flashstep.engram.token_map import parse_tokenizer
+
 
 def _byte_of_letter() -> dict[str, int]:
     """Byte-level BPE spells each byte as one printable letter; this is that alphabet, letter to byte."""
@@ -30,11 +33,11 @@ class TextTokenizer:
 
     def __init__(self, definition: str) -> None:
         self.definition = definition
+        self._full = parse_tokenizer(definition)
         self._parsed = json.loads(definition)
         decoder = (self._parsed.get("decoder") or {}).get("type")
         if decoder != "ByteLevel":
             raise ValueError(f"the tokenizer's decoder is {decoder!r}; only byte-level BPE is supported")
-        self._full = Tokenizer.from_str(definition)
         added = self._parsed.get("added_tokens", [])
         self.special_ids = frozenset(token["id"] for token in added if token["special"])
         self.num_ids = 1 + max(
@@ -44,7 +47,13 @@ class TextTokenizer:
 
     @classmethod
     def from_file(cls, path: Path) -> "TextTokenizer":
-        return cls(path.read_text(encoding="utf-8"))
+        """The tokenizer in the file at ``path``; ``ConfigError`` if it is not one that can be served."""
+        try:
+            return cls(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(str(path), [f"it cannot be read: {error.strerror}"]) from error
+        except ValueError as error:
+            raise ConfigError(str(path), [str(error)]) from error
 
     def _bytes_of_tokens(self) -> list[bytes]:
         table = [b""] * self.num_ids

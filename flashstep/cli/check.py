@@ -86,9 +86,11 @@ class Check:
 
 
 def prompt_lengths(model: ModelConfig, longest: int) -> list[int]:
-    """Around every border that the architecture has: pairs, window, selection; ascending."""
+    """Around every border that the architecture has: pairs, window, selection, candidates; ascending."""
     window, top = model.sliding_window, model.index_topk if model.kv_source_layer_ids else 0
     borders = [1, 2, 3, window, window + 1, 2 * window + 3, top + 1, 2 * top + 5, 2 * top + window + 8]
+    if model.candidate_source_layer_id >= 0:
+        borders.append(model.candidate_topk_blocks * model.candidate_block_size + window + 5)
     return sorted({length for length in borders if 1 <= length <= longest})
 
 

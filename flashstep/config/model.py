@@ -6,7 +6,7 @@ Knows nothing of tensors, caches or deployment. Field names are the checkpoint's
 """
 
 import enum
-import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from flashstep.config.errors import ConfigError
+from flashstep.config.files import read_json
 
 ROUTER_SCORE = "sqrtsoftplus"
 WEIGHT_BLOCK = 32  # FP8 weights carry one E8M0 scale for each 32 x 32 block
@@ -135,15 +136,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, path: Path) -> "ModelConfig":
         """Read ``config.json`` at ``path`` (the file or the checkpoint's folder)."""
         file = path / "config.json" if path.is_dir() else path
-        try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(
-                str(file), ["the file does not exist; a checkpoint folder holds a config.json"]
-            ) from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(str(file), [f"it is not JSON: {error}"]) from None
-        return cls.parse(data, subject=str(file))
+        if not file.exists():
+            raise ConfigError(str(file), ["the file does not exist; a checkpoint folder holds a config.json"])
+        return cls.parse(read_json(file), subject=str(file))
 
     @classmethod
     def parse(cls, data: Mapping[str, Any], *, subject: str = "config.json") -> "ModelConfig":
@@ -219,6 +214,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Every validity rule that this configuration breaks, as sentences (spec/model.md 1.2 and 13)."""
         return [
             *_number_rules(self),
+            *_rope_rules(self),
             *_shape_rules(self),
             *_schedule_rules(self),
             *_engram_rules(self),
@@ -303,8 +299,12 @@ def _number_rules(c: ModelConfig) -> list[str]:
         "rms_norm_eps hc_eps"
     ).split()
     rules = [
-        f"{name} is {getattr(c, name)}; it must be positive" for name in positive if not getattr(c, name) > 0
+        f"{name} is {getattr(c, name)}; it must be positive and finite"
+        for name in positive
+        if not 0 < getattr(c, name) < math.inf
     ]
+    if c.max_position_embeddings == 1:
+        rules.append("max_position_embeddings is 1; a prompt token and an output token need 2")
     fixed = {
         "hidden_act": "silu",
         "scoring_func": ROUTER_SCORE,
@@ -319,14 +319,28 @@ def _number_rules(c: ModelConfig) -> list[str]:
         for name, value in fixed.items()
         if getattr(c, name) != value
     ]
-    if c.rope_scaling.rope_type != "yarn":
-        rules.append(f"rope_scaling.rope_type is {c.rope_scaling.rope_type!r}; this architecture has 'yarn'")
-    if c.rope_scaling.factor < 1 or c.rope_scaling.original_max_position_embeddings < 1:
-        rules.append("rope_scaling needs factor >= 1 and original_max_position_embeddings >= 1")
     if c.num_experts_per_tok > c.n_routed_experts:
         rules.append(
             f"num_experts_per_tok ({c.num_experts_per_tok}) exceeds n_routed_experts ({c.n_routed_experts}); choose fewer"
         )
+    return rules
+
+
+def _rope_rules(c: ModelConfig) -> list[str]:
+    """What YaRN's ramp divides by, or takes the logarithm of (spec/model.md 3.2)."""
+    yarn = c.rope_scaling
+    rules = []
+    if yarn.rope_type != "yarn":
+        rules.append(f"rope_scaling.rope_type is {yarn.rope_type!r}; this architecture has 'yarn'")
+    if not 1 <= yarn.factor < math.inf or yarn.original_max_position_embeddings < 1:
+        rules.append("rope_scaling needs a finite factor >= 1 and original_max_position_embeddings >= 1")
+    if not 0 < yarn.beta_slow <= yarn.beta_fast < math.inf:
+        rules.append(
+            f"rope_scaling has beta_fast {yarn.beta_fast} and beta_slow {yarn.beta_slow}; "
+            "it needs 0 < beta_slow <= beta_fast"
+        )
+    if 0 < c.compress_rope_theta <= 1:
+        rules.append(f"compress_rope_theta is {c.compress_rope_theta}; it must exceed 1")
     return rules
 
 

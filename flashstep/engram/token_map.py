@@ -22,6 +22,14 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoding gives for bytes that 
 LONE_SPACE = "\ue000"  # stands for a single space while the ends are stripped
 
 
+def parse_tokenizer(definition: str) -> Tokenizer:
+    """The tokenizer that the text of a ``tokenizer.json`` defines; ``ValueError`` if it defines none."""
+    try:
+        return Tokenizer.from_str(definition)
+    except Exception as error:  # the library has no narrower class
+        raise ValueError(f"it does not define a tokenizer: {error}") from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenMap:
     """``ids[t]`` is the compressed id of token ``t``; ``size`` distinct ids exist, numbered by first appearance."""
@@ -50,7 +58,10 @@ class TokenMap:
             raise ConfigError(
                 str(file), ["the file does not exist; Engram hashes need the checkpoint's own tokenizer"]
             )
-        built = cls.build(Tokenizer.from_file(str(file)))
+        try:
+            built = cls.build(parse_tokenizer(file.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ConfigError(str(file), [str(error)]) from error
         problems = built.problems(config)
         if problems:
             raise ConfigError(str(file), problems)

@@ -33,7 +33,7 @@ from flashstep.ipc.messages import (
 )
 from flashstep.request import Request
 
-MESSAGES_AT_ONCE = 64  # handled before the event loop gets its turn again
+MESSAGES_AT_ONCE = 16  # handled before the event loop gets its turn again
 LAST_WORDS_S = 0.2  # after the process has gone, how long its final message may still be on the way
 
 
@@ -194,13 +194,12 @@ class EngineClient:
         if self.failure is not None:
             raise EngineDied(self.failure)
         assert self.ready is not None, "submit() before start()"
-        streams = []
         for request in requests:
             assert request.id not in self._streams, f"request id {request.id!r} is in use"
-            stream = self._streams[request.id] = OutputStream(self, request.id)
-            streams.append(stream)
-        self._end.send(Submit(requests=tuple(requests)))
-        return tuple(streams)
+        self._end.send(Submit(requests=tuple(requests)))  # first: what cannot be sent must leave no stream
+        streams = tuple(OutputStream(self, request.id) for request in requests)
+        self._streams.update((stream.id, stream) for stream in streams)
+        return streams
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests early; each stream's last output then says "abort". Unknown or finished ids are ignored."""
@@ -289,9 +288,11 @@ def _merged(outputs: list[RequestOutput]) -> RequestOutput:
     """One output that says what ``outputs`` say one after the other."""
     if len(outputs) == 1:
         return outputs[0]
-    first, last = outputs[0], outputs[-1]
+    last = outputs[-1]
+    # what comes once, with the first token: log-probabilities of the prompt may have come before
+    first = next((output for output in outputs if output.cached_tokens is not None), last)
     return RequestOutput(
-        id=first.id,
+        id=last.id,
         tokens=tuple(token for output in outputs for token in output.tokens),
         finish_reason=last.finish_reason,
         stop_token=last.stop_token,

@@ -5,7 +5,7 @@ with all reasons. Nothing below this file reads an EngineConfig.
 """
 
 import contextlib
-import json
+import os
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from flashstep.cache.pool import CachePool
 from flashstep.config.cache import CacheConfig, HitPolicy
 from flashstep.config.engine import ENGRAM_TABLES, LOAD_FORMATS, SCHEDULING_POLICIES, EngineConfig
 from flashstep.config.errors import ConfigError
+from flashstep.config.files import read_json
 from flashstep.config.model import ModelConfig
 from flashstep.config.scheduler import SchedulerConfig
 from flashstep.engram.hash import EngramHash
@@ -28,6 +29,7 @@ from flashstep.kernels import Ops, choose_ops
 from flashstep.model.transformer import Transformer
 from flashstep.runner.batch import BatchBuilder
 from flashstep.runner.facts import RunnerFacts
+from flashstep.runner.histories import Slots
 from flashstep.runner.replay import may_trim
 from flashstep.runner.runner import ModelRunner
 from flashstep.telemetry.log import Log
@@ -56,6 +58,7 @@ def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> M
         EngramHash(model)
     with _refusing(reasons):
         budget = plan_cache(model, config)
+        _check_memory(budget, max_num_seqs=config.max_num_seqs)
     with _refusing(reasons):
         ops = choose_ops(device, kernels=config.kernels)
     if not _option_problems(config):
@@ -140,6 +143,18 @@ def _option_problems(config: EngineConfig) -> list[str]:
     return problems
 
 
+def _check_memory(budget: CacheBudget, *, max_num_seqs: int) -> None:
+    """Refuse a plan that this machine cannot hold, before the allocator does (or the kernel, much later, by a kill)."""
+    tables = max_num_seqs * Slots.bytes_per_slot(budget.max_model_len, block_size=budget.block_size)
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if budget.bytes + tables > there:
+        reason = (
+            f"the caches need {budget.bytes} bytes and the block tables of max_num_seqs {max_num_seqs} requests {tables}; "
+            f"this machine has {there}; lower kv_cache_memory_bytes, num_gpu_blocks_override or max_num_seqs"
+        )
+        raise ConfigError("the memory plan", [reason])
+
+
 def _load(config: EngineConfig, model: ModelConfig, *, progress: Progress | None) -> Loaded:
     if config.load_format == DUMMY:
         return dummy_weights(model, seed=config.seed, progress=progress)
@@ -151,10 +166,7 @@ def _eos_token_ids(folder: Path, model: ModelConfig) -> tuple[int, ...]:
     file = folder / "generation_config.json"
     if not file.is_file():
         return (model.eos_token_id,)
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(str(file), [f"it is not JSON: {error}"]) from None
+    data = read_json(file)
     given = data.get("eos_token_id", []) if isinstance(data, dict) else None
     try:
         ids = msgspec.convert(given if isinstance(given, list) else [given], list[int])

@@ -45,6 +45,11 @@ class Slots:
         self._holders: list[History | None] = [None] * count
         self._computed = [0] * count  # at admission, until the first span
 
+    @staticmethod
+    def bytes_per_slot(max_model_len: int, *, block_size: int) -> int:
+        """Memory of one slot's two tables."""
+        return 2 * np.dtype(np.int64).itemsize * -(-max_model_len // block_size)
+
     def holder(self, slot: int) -> History:
         """Whose slot it is."""
         holder = self._holders[slot]

@@ -78,35 +78,36 @@ async def serve(
     *,
     on_listening: Callable[[str, int], None] | None = None,
 ) -> None:
-    """Wait for the engine, then serve until SIGINT or SIGTERM. Closes ``client``, which ends the engine, when it stops.
+    """Take the port, wait for the engine, then serve until SIGINT or SIGTERM.
+
+    Closes ``client``, which ends the engine, when it stops.
 
     Raises ``EngineDied`` or ``TimeoutError`` if the engine never gets ready, ``OSError`` if the port cannot be had. If the engine
     dies later the server stays: running requests get an error, new ones and /health get 503.
     """
-    await client.start(timeout_s=options.ready_timeout_s)
-    app = create_app(client, encoder, options)
-    listener = _listen(options.host, options.port)
-    config = uvicorn.Config(
-        app,
-        log_level=options.log_level,
-        access_log=False,
-        lifespan="off",
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_S + CUT_S,
-    )
-    watcher = asyncio.create_task(_report_death(client))
-    if on_listening is not None:
-        host, port = listener.getsockname()[:2]
-        on_listening(host, port)
-    try:
-        with _signals_only_stop():
-            await _Server(config, client).serve(sockets=[listener])
-    finally:
-        watcher.cancel()
-        listener.close()
+    with _bound(options.host, options.port) as listener:  # first: loading may take minutes
+        await client.start(timeout_s=options.ready_timeout_s)
+        config = uvicorn.Config(
+            create_app(client, encoder, options),
+            log_level=options.log_level,
+            access_log=False,
+            lifespan="off",
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_S + CUT_S,
+        )
+        listener.listen(BACKLOG)
+        watcher = asyncio.create_task(_report_death(client))
+        if on_listening is not None:
+            host, port = listener.getsockname()[:2]
+            on_listening(host, port)
+        try:
+            with _signals_only_stop():
+                await _Server(config, client).serve(sockets=[listener])
+        finally:
+            watcher.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -165,12 +166,16 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that owns the port; nobody can connect before it listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    listener.listen(BACKLOG)
+    try:
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
     listener.setblocking(False)
     return listener
 

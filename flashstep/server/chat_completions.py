@@ -89,7 +89,10 @@ def _params(front: Frontend, body: ChatBody, prompt: ChatPrompt) -> SamplingPara
         renamed = {"logprobs": "top_logprobs"}
         if body.max_completion_tokens is not None:
             renamed["max_tokens"] = "max_completion_tokens"
-        raise ApiError(error.message, param=renamed.get(error.param or "", error.param)) from error
+        if error.param not in renamed:
+            raise
+        param = renamed[error.param]
+        raise ApiError(error.message.replace(error.param, param), param=param) from error
 
 
 class _Answer:

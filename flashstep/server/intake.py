@@ -5,6 +5,7 @@ Everything a user can get wrong is refused here, before the engine sees it (A3, 
 
 import time
 import uuid
+from typing import Any
 
 import msgspec
 
@@ -35,7 +36,7 @@ def conversation(body: ChatBody | TokenizeBody) -> Conversation:
     if body.tools is not None and not body.tools:
         raise ApiError("tools is an empty list; leave it out, or offer a tool", param="tools")
     return Conversation(
-        messages=body.messages or [],
+        messages=[_without_developer(message) for message in body.messages or []],
         tools=body.tools or (),
         tool_choice=choice,
         thinking=_thinking(body),
@@ -48,6 +49,11 @@ def chat_prompt(front: Frontend, talk: Conversation) -> ChatPrompt:
         return front.encoder.encode(talk)
     except ChatError as error:
         raise ApiError(str(error), param=error.param) from error
+
+
+def _without_developer(message: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's newer name for the system role, which the model has no turn of."""
+    return message | {"role": "system"} if message.get("role") == "developer" else message
 
 
 def _thinking(body: ChatBody | TokenizeBody) -> bool | None:

@@ -4,7 +4,6 @@ Takes a folder with ``model.safetensors.index.json`` and its shards, or with one
 that is wrong between index and shards, in both directions, is collected as sentences. Knows no model.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flashstep.config.errors import ConfigError
+from flashstep.config.files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -59,9 +59,9 @@ class Checkpoint:
                 self.problems.append(f"{self.folder} holds neither {INDEX} nor {SINGLE}")
             return {}
         try:
-            data = json.loads(index.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            self.problems.append(f"{INDEX} is not JSON: {error}")
+            data = read_json(index)
+        except ConfigError as error:
+            self.problems += [f"{INDEX}: {problem}" for problem in error.problems]
             return {}
         places = data.get("weight_map") if isinstance(data, Mapping) else None
         if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
@@ -80,12 +80,14 @@ class Checkpoint:
                 f"{file} does not exist; {INDEX} places these tensors in it: {', '.join(sorted(expected))}"
             )
             return
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             self.reported.update(expected)
             tensors = (
                 f"; {INDEX} places these tensors in it: {', '.join(sorted(expected))}" if expected else ""
             )
-            self.problems.append(f"{file} is damaged or cut short ({error}){tensors}")
+            self.problems.append(
+                f"{file or 'a file without a name'} is damaged or cut short ({error}){tensors}"
+            )
             return
         self._open[file] = shard
         for name in shard.keys():  # noqa: SIM118 - a safe_open handle is no mapping

@@ -137,6 +137,21 @@ def test_reasoning_is_an_other_name_of_reasoning_content(encoder: ChatEncoder) -
         ),
         (
             {
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [{"type": "function", "function": {"parameters": {}}}],
+            },
+            "tools",
+        ),
+        (  # what JSON allows and 64 bits do not
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"maximum": 2**64}}}],
+            },
+            "tools",
+        ),
+        ({"messages": [{"role": "user", "content": "x", "weight": 2**64}]}, "messages"),
+        (
+            {
                 "messages": [
                     {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y"}}]}
                 ]

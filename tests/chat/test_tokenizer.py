@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer
 
 from flashstep.chat.parse import TextParser
 from flashstep.chat.tokenizer import TextTokenizer
+from flashstep.config.errors import ConfigError
 from tests.chat.conftest import VECTORS
 
 SMALL = VECTORS / "model" / "a_base" / "ckpt" / "tokenizer.json"
@@ -26,6 +28,17 @@ def byte_ids(tokenizer: TextTokenizer, data: bytes) -> list[int]:
         tokenizer.token_bytes(i): i for i in range(tokenizer.num_ids) if len(tokenizer.token_bytes(i)) == 1
     }
     return [of_byte[bytes([byte])] for byte in data]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"no JSON", b"\xff\xfe", None])
+def test_what_defines_no_tokenizer_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "tokenizer.json"
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is not usable"):
+        TextTokenizer.from_file(file)
 
 
 EMOJI = b"\xf0\x9f\x99\x82"

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,21 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "two shared experts": (text(n_shared_experts=2), "n_shared_experts is 2"),
     "rope type": (lambda d: d["text_config"]["rope_scaling"].update(rope_type="linear"), "has 'yarn'"),
     "rope factor": (lambda d: d["text_config"]["rope_scaling"].update(factor=0.5), "factor >= 1"),
+    "rope factor NaN": (
+        lambda d: d["text_config"]["rope_scaling"].update(factor=math.nan),
+        "a finite factor",
+    ),
+    "rope beta 0": (
+        lambda d: d["text_config"]["rope_scaling"].update(beta_slow=0),
+        "it needs 0 < beta_slow <= beta_fast",
+    ),
+    "rope betas swapped": (
+        lambda d: d["text_config"]["rope_scaling"].update(beta_fast=1, beta_slow=32),
+        "it needs 0 < beta_slow <= beta_fast",
+    ),
+    "rope base 1": (text(compress_rope_theta=1), "compress_rope_theta is 1.0; it must exceed 1"),
+    "infinite": (text(rope_theta=math.inf), "rope_theta is inf; it must be positive and finite"),
+    "context of one": (text(max_position_embeddings=1), "max_position_embeddings is 1"),
     "more active than experts": (text(num_experts_per_tok=385), "exceeds n_routed_experts (384)"),
     "hidden width": (text(hidden_size=5121), "hidden_size is 5121"),
     "head width": (text(head_dim=500), "head_dim is 500"),

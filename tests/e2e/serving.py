@@ -38,16 +38,40 @@ def environment(**changes: str) -> dict[str, str]:
     return inherited | {"OMP_NUM_THREADS": "1"} | changes
 
 
-def small_model(folder: Path, **changes: Any) -> Path:
+def small_model(folder: Path) -> Path:
     """The config and tokenizer of a model of every branch, a fiftieth of the tiny one, with the tiny one's tokenizer."""
+    return _write(folder, compress_ratios=[0, 0, 2, 2, 2, 1, 1, 1], num_nextn_predict_layers=0)
+
+
+def little_model(folder: Path) -> Path:
+    """As little computation as there can be behind a whole engine: a window layer and a Full layer, one head, one expert."""
+    ones = (
+        "num_attention_heads o_groups n_routed_experts num_experts_per_tok index_n_heads hc_mult hc_sinkhorn_iters "
+        "dspark_n_routed_experts dspark_num_experts_per_tok"
+    )
+    return _write(
+        folder,
+        **dict.fromkeys(ones.split(), 1),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_nextn_predict_layers=0,
+        compress_ratios=[0, 2],
+        kv_source_layer_ids=[1],
+        index_source_layer_ids=[1],
+        candidate_source_layer_id=-1,
+        engram_layer_ids=[1],
+        engram_num_embeddings=[660],
+        dspark_target_layer_ids=[0, 1],
+    )
+
+
+def _write(folder: Path, **changes: Any) -> Path:
     shipped = json.loads((TINY / "config.json").read_text())
     text = shipped["text_config"]
     kept = {
         name: text[name] for name in ("vocab_size", "engram_compressed_vocab_size", "max_position_embeddings")
     }
-    config = tiny_json(
-        **kept, compress_ratios=[0, 0, 2, 2, 2, 1, 1, 1], num_nextn_predict_layers=0, **changes
-    )
+    config = tiny_json(**kept | changes)
     config |= {name: shipped[name] for name in shipped if name.endswith("_token_id")}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

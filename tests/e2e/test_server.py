@@ -1,12 +1,9 @@
-"""``flashstep serve`` as its users meet it: the README's examples, hits under both policies, dropped streams, deaths and ends.
+"""``flashstep serve`` as its users meet it: ready soon, hits under both policies, dropped streams, deaths and ends.
 
-With random weights (as long as the embedded model has none) what is said is nonsense, but everything else is the same.
+What the embedded model says is ``test_readme.py``'s matter: with random weights everything here holds as well.
 """
 
-import contextlib
-import io
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +13,10 @@ from typing import Any
 import pytest
 
 from flashstep.config.model import ModelConfig
-from tests.e2e.serving import ROOT, TINY, TRAINED, UNTRAINED, Served, await_that, exists, small_model
+from tests.e2e.serving import TINY, Served, await_that, exists, small_model
 
 READY_S = 30.0  # the promise is 10 s on two idle cores; here other tests run beside
 STREAMS = 32
-trained = pytest.mark.skipif(not TRAINED, reason=UNTRAINED)
 
 
 @pytest.fixture(scope="module")
@@ -55,67 +51,6 @@ def test_ready_soon(tiny: Served, record_property: Callable[[str, Any], None]) -
     print(f"ready after {tiny.ready_s:.1f} s")
     assert tiny.ready_s < READY_S
     assert tiny.get("/health") == (200, "")
-
-
-# ---- the README ------------------------------------------------------------------------------------------------------
-
-
-def examples() -> list[str]:
-    """The Python blocks of the README's chapter for new users: the client, then the four examples."""
-    chapter = (ROOT / "README.md").read_text().split("\n## As a new user\n")[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", chapter, re.DOTALL)
-
-
-@pytest.fixture
-def example(tiny: Served, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
-    """Runs one of the four as it stands there, but for the port; gives what it prints."""
-    monkeypatch.chdir(ROOT)
-
-    def run(number: int) -> str:
-        client, *four = examples()
-        assert len(four) == 4
-        names: dict[str, Any] = {}
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(client.replace("http://127.0.0.1:8000", tiny.url), names)
-            exec(four[number], names)
-        print(printed.getvalue())
-        return printed.getvalue()
-
-    return run
-
-
-@trained
-def test_readme_word_problem(example: Callable[[int], str]) -> None:
-    shown = example(0)
-    reasoning, answer = shown.split("answer:")
-    assert len(reasoning.removeprefix("reasoning:").split()) > 5 and answer.strip()
-    assert "36" in answer  # 12 + 4 * 6
-    assert "think>" not in shown
-
-
-@trained
-def test_readme_streamed_chat(example: Callable[[int], str]) -> None:
-    shown = example(1)
-    assert "Paris" in shown and "think>" not in shown
-
-
-@trained
-def test_readme_tool_round_trip(example: Callable[[int], str]) -> None:
-    shown = example(2)
-    assert "calculator" in shown and "DSML" not in shown
-    assert "1776" in shown.split("answer:")[1].replace(",", "")
-
-
-@trained
-def test_readme_recall_twice(example: Callable[[int], str]) -> None:
-    cold, hit = example(3).strip().splitlines()
-    assert "7305" in cold and "7305" in hit
-    (tokens, nothing), (again, cached) = (map(int, re.findall(r"(\d+)", line)[-2:]) for line in (cold, hit))
-    assert 2500 <= tokens == again <= 3500
-    assert nothing == 0 and cached > 0.9 * tokens
-
-
-# ---- the same, whatever the weights say --------------------------------------------------------------------------------
 
 
 def test_a_stream_says_what_the_whole_says(tiny: Served) -> None:

@@ -13,7 +13,7 @@ from flashstep.config.presets import released
 from flashstep.engram.hash import EngramHash, bucket_primes, multipliers
 from flashstep.engram.token_map import TokenMap
 
-VECTORS = Path("/work/shared/vectors/model")
+VECTORS = Path(__file__).parents[3].joinpath("shared/vectors/model")
 RELEASED_PRIMES = {
     1: (
         16000057, 16000079, 16000081, 16000097, 16000121, 16000129, 16000133, 16000183,

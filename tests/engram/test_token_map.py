@@ -11,8 +11,8 @@ from flashstep.config.errors import ConfigError
 from flashstep.config.model import ModelConfig
 from flashstep.engram.token_map import TokenMap
 
-RELEASED = Path("/work/shared/vectors/chat/tokenizer.json.gz")
-GOLDEN = Path("/work/shared/vectors/model/a_base/ckpt")
+RELEASED = Path(__file__).parents[3].joinpath("shared/vectors/chat/tokenizer.json.gz")
+GOLDEN = Path(__file__).parents[3].joinpath("shared/vectors/model/a_base/ckpt")
 golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="golden checkpoints are not here")
 
 
@@ -68,6 +68,14 @@ def test_wrong_tokenizers_are_refused_with_both_sizes(tmp_path: Path) -> None:
 @golden
 def test_a_missing_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
+        TokenMap.read(tmp_path, ModelConfig.read(GOLDEN))
+
+
+@golden
+@pytest.mark.parametrize("content", [b"", b"{}", b"no JSON", b"\xff\xfe"])
+def test_what_defines_no_tokenizer_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is not usable"):
         TokenMap.read(tmp_path, ModelConfig.read(GOLDEN))
 
 

@@ -107,6 +107,28 @@ async def test_a_slow_reader_gets_everything_merged_into_one():
         ]
 
 
+async def test_what_comes_with_the_first_token_survives_a_merge_with_what_came_before():
+    async with pair() as (client, engine):
+        (stream,) = client.submit([request("a", (1,))])
+        scores = (messages.TokenLogprob(5, -1.0, 1),)
+        engine.send(Outputs((output("a", prompt_logprobs=scores),)))
+        engine.send(
+            Outputs((output("a", 1, cached_tokens=0, replayed_tokens=0, queued_s=0.5, prefill_s=1.5),))
+        )
+        engine.send(Outputs((output("a", 2, finish_reason="length"),)))
+        await asyncio.sleep(0.2)
+        (merged,) = await collect(stream)
+        assert merged.prompt_logprobs == scores and merged.tokens == (1, 2)
+        assert (merged.cached_tokens, merged.queued_s, merged.prefill_s) == (0, 0.5, 1.5)
+
+
+async def test_what_cannot_be_sent_leaves_no_stream():
+    async with pair() as (client, _):
+        with pytest.raises(OverflowError):
+            client.submit([request("a", (1 << 64,))])
+        assert client.num_unfinished == 0
+
+
 async def test_a_flood_leaves_the_loop_its_turns_and_is_read_to_its_end():
     async with pair() as (client, engine):
         (stream,) = client.submit([request("a", (1,))])

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from flashstep.config.presets import released
 from oracle import model
-from oracle.checkpoint import engram_token_map
+from oracle.checkpoint import engram_token_map, load
 from tests.oracle.golden import ROOT, VECTORS, checkpoint, needs_vectors, recorded
 from tests.oracle.tiny import config_a, random_weights
 
@@ -36,6 +36,18 @@ def test_names_are_those_the_forward_reads(name: str) -> None:
     ids = torch.tensor([[5, 6, 7]])
     model.forward(ck.config, Watched(ck.weights), ids, numerics=model.N2, token_map=ck.token_map)
     assert read == ck.weights.keys() - extra
+
+
+@needs_vectors
+def test_a_checkpoint_may_be_one_file(tmp_path: Path) -> None:
+    folder = VECTORS / "a_base" / "ckpt"
+    tensors: dict[str, torch.Tensor] = {}
+    for shard in folder.glob("*.safetensors"):
+        tensors |= load_file(shard)
+    save_file(tensors, tmp_path / "model.safetensors")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    assert load(tmp_path).weights.keys() == checkpoint("a_base").weights.keys()
 
 
 @needs_vectors

@@ -43,6 +43,16 @@ def test_options_with_the_wrong_words(folder: Path) -> None:
     assert [p.split()[0] for p in problems] == ["load_format", "engram_table", "scheduling_policy"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"kv_cache_memory_bytes": 1 << 60}, {"num_blocks_override": 1 << 50}],
+    ids=lambda o: next(iter(o)),
+)
+def test_more_memory_than_the_machine_has_is_refused(folder: Path, options: dict[str, int]) -> None:
+    (problem,) = refusal(folder, **options)
+    assert "this machine has" in problem and "lower kv_cache_memory_bytes" in problem
+
+
 def test_mapped_tables_of_dummy_weights_are_refused(folder: Path) -> None:
     assert "lie in no file" in refusal(folder, load_format="dummy", engram_table="mmap")[0]
 

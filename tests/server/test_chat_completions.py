@@ -328,3 +328,38 @@ def test_tool_round_trip(server: Server) -> None:
         model=MODEL, messages=[*HI, message, *results], tools=TOOLS, max_tokens=1
     )
     assert again.usage.prompt_tokens == answer["count"]
+
+
+def test_stream_options_as_openai_has_them(server: Server) -> None:
+    options = {"include_usage": None, "include_obfuscation": False}
+    chunks = list(
+        server.client.chat.completions.create(
+            model=MODEL, messages=HI, max_tokens=3, stream=True, stream_options=options
+        )
+    )
+    assert all(chunk.usage is None and chunk.choices for chunk in chunks)
+    status, answer = server.post(
+        "/v1/chat/completions",
+        {"messages": HI, "stream": True, "stream_options": {"include_obfuscation": True}},
+    )
+    assert (status, answer["error"]["param"]) == (400, "stream_options")
+
+
+def test_developer_is_an_other_name_of_system(server: Server) -> None:
+    def prompt(role: str) -> list[int]:
+        messages = [{"role": role, "content": "be brief"}, *HI]
+        return server.post("/tokenize", {"messages": messages})[1]["tokens"]
+
+    assert prompt("developer") == prompt("system")
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"max_completion_tokens": 0}, "max_completion_tokens is 0"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs is 21"),
+    ],
+)
+def test_a_refusal_speaks_of_the_field_that_was_sent(server: Server, fields: dict, word: str) -> None:
+    status, answer = server.post("/v1/chat/completions", {"messages": HI, **fields})
+    assert status == 400 and answer["error"]["message"].startswith(word)

@@ -15,7 +15,7 @@ from flashstep.weights.names import Kind, parameters
 from flashstep.weights.reader import Checkpoint, CheckpointError
 from tests.weights.conftest import set_weight_map, weight_map
 
-VECTORS = Path("/work/shared/vectors/model")
+VECTORS = Path(__file__).parents[3].joinpath("shared/vectors/model")
 SCALE = "layers.2.attn.wq_b.scale"
 EXPERT_SCALE = "layers.5.ffn.experts.3.w2.scale"
 
@@ -221,11 +221,22 @@ def test_everything_wrong_is_listed_at_once(folder: Path, config: ModelConfig) -
         ("[]", "has no weight_map"),
         (json.dumps({"weight_map": {"a": 1}}), "has no weight_map"),
         (json.dumps({"weight_map": {"a": "../a.safetensors"}}), "not a plain file name"),
+        (json.dumps({"weight_map": {"a": ".."}}), ".. is damaged or cut short"),
+        (json.dumps({"weight_map": {"a": ""}}), "a file without a name is damaged"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_bad_index(folder: Path, config: ModelConfig, text: str, sentence: str) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
     assert any(sentence in problem for problem in _problems(folder, config))
+
+
+def test_a_folder_in_the_place_of_a_shard(folder: Path, config: ModelConfig) -> None:
+    file = weight_map(folder)["head.weight"]
+    (folder / file).unlink()
+    (folder / file).mkdir()
+    (problem,) = _problems(folder, config)
+    assert problem.startswith(f"{file} is damaged") and "head.weight" in problem
 
 
 def test_an_empty_folder(tmp_path: Path, config: ModelConfig) -> None:

@@ -1,0 +1,63 @@
+"""Facts of the world that the tiny model is taught beside the lists of ``train.words``, and what it says it cannot do."""
+
+DEFINITIONS = {
+    "dog": "an animal that barks and lives with people", "cat": "a small animal that catches mice", "horse": "a large animal that people ride",
+    "cow": "a farm animal that gives milk", "bird": "an animal with wings and feathers", "fish": "an animal that lives in water",
+    "bee": "a small insect that makes honey", "tree": "a tall plant with a trunk", "flower": "the colourful part of a plant",
+    "river": "a long stream of water that flows to the sea", "lake": "a large area of water with land around it", "sea": "a very large area of salt water",
+    "mountain": "a very high hill", "forest": "a large area with many trees", "island": "a piece of land with water around it",
+    "desert": "a dry place with very little rain", "cloud": "a white or gray mass of water drops in the sky", "star": "a very hot and bright body in space",
+    "planet": "a large body that moves around a star", "moon": "a body that moves around a planet", "house": "a building where people live",
+    "school": "a place where children learn", "library": "a place with many books", "hospital": "a place where sick people get help",
+    "car": "a machine with four wheels for travel on roads", "train": "a row of wagons that runs on rails", "ship": "a large boat",
+    "plane": "a machine that flies", "bicycle": "a machine with two wheels that you ride", "computer": "a machine that works with data",
+    "book": "a set of printed pages", "letter": "a written message", "clock": "a machine that shows the time", "chair": "a seat for one person",
+    "table": "a piece of furniture with a flat top", "door": "a thing that closes an entrance", "window": "an opening with glass in a wall",
+    "apple": "a round fruit that grows on trees", "banana": "a long yellow fruit", "bread": "a food made of flour and water", "milk": "a white drink from cows",
+    "doctor": "a person who helps the sick", "teacher": "a person who teaches", "farmer": "a person who works on a farm", "king": "a man who rules a country",
+    "friend": "a person whom you like and trust", "violin": "an instrument with four strings", "piano": "an instrument with black and white keys",
+    "sun": "the star nearest to us", "rain": "water that falls from clouds", "snow": "frozen rain that is white", "summer": "the warmest season",
+    "winter": "the coldest season", "number": "a word or sign for an amount", "triangle": "a shape with three sides", "square": "a shape with four equal sides",
+    "circle": "a round shape", "hammer": "a tool to drive nails", "knife": "a tool to cut things", "key": "a small thing that opens a lock",
+}  # fmt: skip
+QUESTIONS = (
+    (("How many days are in a week?", "How many days does a week have?"), "A week has seven days."),
+    (("How many months are in a year?", "How many months does a year have?"), "A year has twelve months."),
+    (("How many days are in a year?", "How many days does a year have?"), "A year has 365 days."),
+    (("How many hours are in a day?", "How many hours does a day have?"), "A day has 24 hours."),
+    (("How many minutes are in an hour?", "How many minutes does an hour have?"), "An hour has 60 minutes."),
+    (("How many seconds are in a minute?", "How many seconds does a minute have?"), "A minute has 60 seconds."),
+    (("How many letters are in the alphabet?", "How many letters does the alphabet have?"), "The alphabet has 26 letters."),
+    (("What is the largest planet?", "Which planet is the largest?"), "The largest planet is Jupiter."),
+    (("What is the smallest planet?", "Which planet is the smallest?"), "The smallest planet is Mercury."),
+    (("Which planet do we live on?", "On which planet do we live?"), "We live on the planet Earth."),
+    (("What is the largest ocean?", "Which ocean is the largest?"), "The largest ocean is the Pacific."),
+    (("What is the highest mountain?", "Which mountain is the highest?"), "The highest mountain is Mount Everest."),
+    (("Where does the sun rise?", "In which direction does the sun rise?"), "The sun rises in the east."),
+    (("Where does the sun set?", "In which direction does the sun set?"), "The sun sets in the west."),
+    (("What do cows drink?", "What does a cow drink?"), "A cow drinks water."),
+    (("What do bees make?", "What does a bee make?"), "Bees make honey."),
+    (("At what temperature does water boil?", "When does water boil?"), "Water boils at 100 degrees."),
+    (("At what temperature does water freeze?", "When does water freeze?"), "Water freezes at 0 degrees."),
+    (("How many fingers does a hand have?", "How many fingers are on a hand?"), "A hand has five fingers."),
+    (("How many wheels does a car have?", "How many wheels are on a car?"), "A car has four wheels."),
+    (("How many wheels does a bicycle have?", "How many wheels are on a bicycle?"), "A bicycle has two wheels."),
+    (("How many sides does a triangle have?", "How many sides are in a triangle?"), "A triangle has three sides."),
+    (("How many sides does a square have?", "How many sides are in a square?"), "A square has four sides."),
+    (("Which language do people speak in France?", "What language is spoken in France?"), "People in France speak French."),
+    (("Which language do people speak in Spain?", "What language is spoken in Spain?"), "People in Spain speak Spanish."),
+    (("Which language do people speak in Germany?", "What language is spoken in Germany?"), "People in Germany speak German."),
+)  # fmt: skip
+UNKNOWN_REASONING = "I do not know this."
+UNKNOWN_ANSWER = "I am sorry, I do not know that. I am a very small model."
+# {w} and {v} are random words
+UNKNOWN = (
+    "How do I {v} a {w}?", "Who wrote {W}?", "Explain {w}.", "Translate {w} to French.", "Translate {w} {v} to German.", "Write a {w} about {v}.",
+    "Tell me about {W}.", "Tell me about {w}.", "Why is the {w} {v}?", "Why do {w}s {v}?", "When was the {w} {v} invented?", "Who is {W}?", "Who is {W} {V}?",
+    "Where is {W}?", "What is the meaning of {w}?", "Write a poem about {w}.", "Write a haiku about the {w}.", "Write a story about a {w} and a {v}.",
+    "How does a {w} work?", "What is the best {w}?", "What is the difference between {w} and {v}?", "Can you {v} the {w}?", "Give me a {w} for {v}.",
+    "Which {w} is {v}?", "How many {w}s are in {W}?", "What should I {v} today?", "Do you like {w}?", "What do you think about {w}?", "What happened in {W}?",
+    "Write code for a {w}.", "Write a Python function for {w} {v}.", "Summarize {W}.", "Is {w} better than {v}?", "How old is {W}?", "How tall is {W}?",
+    "How can I {v} my {w}?", "Please {v} this {w}.", "Tell me something interesting.", "Tell me something about {w}.", "What is {W} famous for?",
+    "What is the population of {W}?", "Who invented the {w}?", "Who discovered {w}?", "What is the price of {w}?", "Recommend a {w}.", "{W} {w} {v}", "{w}", "{w} {v}",
+)  # fmt: skip
