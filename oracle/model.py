@@ -27,6 +27,7 @@ rounds once, at its end (casts from fp64 are torch's own ``.to``):
 The quantisers Q8 (window k), QN4 (entries), QM4 (index keys and queries) act after ``b`` and are straight-through.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -462,7 +463,7 @@ def engram_rows(
     multipliers = engram_multipliers(config, layer)
     primes = engram_primes(config)[layer]
     heads = config.engram_n_heads
-    offsets = np.concatenate(([0], np.cumsum(primes[:-1]))).tolist()
+    offsets = [0, *itertools.accumulate(primes[:-1])]
     running = compressed_BT * multipliers[0]
     columns = []
     for step in range(1, config.engram_max_ngram_size):

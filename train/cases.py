@@ -9,11 +9,11 @@ import random
 
 from tokenizers import Tokenizer
 
-from train.chat import calculator
 from train.corpus import Corpus
 from train.dialogue import Dialogue, Encoder, Message, render
 from train.problems import maybe_system, word_problem
 from train.recall import INTRODUCTIONS, ask, facts, notes_with
+from train.tools import calculator
 
 FACTS_PER_NOTES = 24
 QUESTIONS_PER_NOTES = 6

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from tokenizers import Tokenizer
 
-from train.chat import calculator, chat, other_tools
+from train.chat import chat
 from train.corpus import Corpus
 from train.dialogue import BOS, EOS, WEIGHT_TEXT, Dialogue, Encoder, Piece, render
 from train.problems import drills, word_problem
 from train.recall import recall
+from train.tools import calculator, other_tools
 
 ALIGN = 8
 PAD_ID = 2

@@ -175,7 +175,11 @@ def _numbers(rng: random.Random, ops: str) -> tuple[int, int, int]:
         return (total - b if first == "+" else total + b), b, c
     a, b = (small, rng.randint(2, 15)) if first == "*" else (rng.randint(3, 99), rng.randint(2, 99))
     if second == "*":
-        a, b = (rng.randint(2, 6), rng.randint(2, 6)) if first == "*" else (rng.randint(2, 15), rng.randint(2, 15))
+        a, b = (
+            (rng.randint(2, 6), rng.randint(2, 6))
+            if first == "*"
+            else (rng.randint(2, 15), rng.randint(2, 15))
+        )
         a, b = (a + b, b) if first == "-" else (a, b)
         return a, b, rng.randint(2, 9)
     if first == "-":
@@ -222,7 +226,11 @@ def _with_pronouns(question: str, name: str) -> str:
     """The name stays where it first stands; later it becomes he or she."""
     pronoun = "she" if name in WOMEN else "he"
     head, found, tail = question.partition(name)
-    for before, after in ((". " + name, ". " + pronoun.capitalize()), ("does " + name, "does " + pronoun), (" " + name + " ", f" {pronoun} ")):
+    for before, after in (
+        (". " + name, ". " + pronoun.capitalize()),
+        ("does " + name, "does " + pronoun),
+        (" " + name + " ", f" {pronoun} "),
+    ):
         tail = tail.replace(before, after)
     return head + found + tail
 
@@ -244,7 +252,11 @@ def word_problem(rng: random.Random, *, held: bool = False, thinking: bool | Non
     """A dialogue of one word problem; without thinking the answer shows the two steps."""
     p = problem(rng, held=held)
     thinks = rng.random() < 0.85 if thinking is None else thinking
-    answer = Message("assistant", p.answer, p.reasoning) if thinks else Message("assistant", f"{p.reasoning} {p.answer}")
+    answer = (
+        Message("assistant", p.answer, p.reasoning)
+        if thinks
+        else Message("assistant", f"{p.reasoning} {p.answer}")
+    )
     return Dialogue((*maybe_system(rng), Message("user", p.question), answer), thinks)
 
 

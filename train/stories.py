@@ -19,7 +19,9 @@ class Story(NamedTuple):
     start: int
     first: tuple[int, str, int]
     second: str  # operator of the second step
-    last: int | None  # right operand of the second step; None: the first result is the right operand, ``start`` the left
+    last: (
+        int | None
+    )  # right operand of the second step; None: the first result is the right operand, ``start`` the left
     unit: str
 
 
@@ -44,7 +46,15 @@ OTHER_LOSS = (
     ("{m} takes {b} of them", "{m} took {b} of them"), ("{b} of them break", "{b} of them broke"), ("{b} are lost", "{b} were lost"),
     ("{b} {x} fall down", "{b} {x} fell down"), ("{b} of them go away", "{b} of them went away"),
 )  # fmt: skip
-LINKS = (". Then {s} ", " and then {v} ", ", and {v} ", ". After that, {s} ", ". Later {s} ", " and {v} ", " but {v} ")
+LINKS = (
+    ". Then {s} ",
+    " and then {v} ",
+    ", and {v} ",
+    ". After that, {s} ",
+    ". Later {s} ",
+    " and {v} ",
+    " but {v} ",
+)
 OPENINGS = (("{n} has {a} {x}", "{n} had {a} {x}"), ("{n} owns {a} {x}", "{n} owned {a} {x}"), ("{n} starts with {a} {x}", "{n} started with {a} {x}"),
             ("{n} picks {a} {x}", "{n} picked {a} {x}"), ("{n} buys {a} {x}", "{n} bought {a} {x}"), ("{n} makes {a} {x}", "{n} made {a} {x}"))  # fmt: skip
 ENDS = (
@@ -63,9 +73,35 @@ PLACES = (
     ("A pond has {a} fish", "fish", ("{b} more fish are put in", "{b} new fish come"), ("{b} fish are caught", "{n} catches {b} fish")),
     ("A parking lot has {a} cars", "cars", ("{b} more cars arrive", "{b} cars come in"), ("{b} cars leave", "{b} cars drive away")),
 )  # fmt: skip
-PLACE_LINKS = (". Then ", " and then ", ". At noon ", ", and ", ". After that ", ". Later ", " and ", ". First ", ". At the first stop ")
-PLACE_ENDS = ("How many {x} are there now?", "How many {x} are left?", "How many {x} are there in the end?", "How many {x} does that make?", "How many {x} remain?")
-SINGLE = {"boxes": "box", "bags": "bag", "baskets": "basket", "packs": "pack", "jars": "jar", "crates": "crate", "shelves": "shelf", "rows": "row", "plates": "plate"}
+PLACE_LINKS = (
+    ". Then ",
+    " and then ",
+    ". At noon ",
+    ", and ",
+    ". After that ",
+    ". Later ",
+    " and ",
+    ". First ",
+    ". At the first stop ",
+)
+PLACE_ENDS = (
+    "How many {x} are there now?",
+    "How many {x} are left?",
+    "How many {x} are there in the end?",
+    "How many {x} does that make?",
+    "How many {x} remain?",
+)
+SINGLE = {
+    "boxes": "box",
+    "bags": "bag",
+    "baskets": "basket",
+    "packs": "pack",
+    "jars": "jar",
+    "crates": "crate",
+    "shelves": "shelf",
+    "rows": "row",
+    "plates": "plate",
+}
 GROUPS = (
     "{b} {ks} with {c} {x} each", "{b} {ks} of {c} {x}", "{b} {ks} with {c} {x} in each {k}", "{b} {ks}, each with {c} {x}", "{b} {ks} that hold {c} {x} each",
 )  # fmt: skip
@@ -114,8 +150,14 @@ def running(rng: random.Random) -> Story:
         for op, number in ((one, b), (two, c)):
             text += rng.choice(PLACE_LINKS) + rng.choice(gains if op == "+" else losses).format(b=number, **w)
         unit = unit.format(**w)
-        return Story(f"{_sentences(text)}. {rng.choice(PLACE_ENDS).format(x=unit)}", a, (a, one, b), two, c, unit)
-    text = rng.choice(OPENINGS)[tense].format(a=a, **w) + _event(rng, one, b, w, tense) + _event(rng, two, c, w, tense)
+        return Story(
+            f"{_sentences(text)}. {rng.choice(PLACE_ENDS).format(x=unit)}", a, (a, one, b), two, c, unit
+        )
+    text = (
+        rng.choice(OPENINGS)[tense].format(a=a, **w)
+        + _event(rng, one, b, w, tense)
+        + _event(rng, two, c, w, tense)
+    )
     return Story(f"{_sentences(text)}. {rng.choice(ENDS).format(**w)}", a, (a, one, b), two, c, w["x"])
 
 
@@ -134,10 +176,31 @@ def groups_then(rng: random.Random) -> Story:
             return Story(f"{text}, how many {w['x']} are left?", b, (b, "*", c), op, rest, w["x"])
         return Story(f"{text}. {rng.choice(PLACE_ENDS).format(x=w['x'])}", b, (b, "*", c), op, rest, w["x"])
     if roll < 0.45:
-        what, unit = rng.choice((("reads {c} pages", "pages"), ("walks {c} km", "km"), ("writes {c} lines", "lines"), ("paints {c} doors", "doors"), ("earns {c} dollars", "dollars")))
+        what, unit = rng.choice(
+            (
+                ("reads {c} pages", "pages"),
+                ("walks {c} km", "km"),
+                ("writes {c} lines", "lines"),
+                ("paints {c} doors", "doors"),
+                ("earns {c} dollars", "dollars"),
+            )
+        )
         text = f"{w['n']} {what.format(c=c)} {rng.choice(('a day', 'every day', 'each day'))} for {b} days"
-        text += rng.choice((", then {r} {u} on the weekend", ". On the last day {s} does {r} {u} more", ", and {r} {u} more on Sunday")).format(r=rest if op == "+" else rest, u=unit, s=w["s"])
-        return Story(f"{text}. {rng.choice((f'How many {unit} is that in total?', f'How many {unit} are that in all?'))}", b, (b, "*", c), "+", rest, unit)
+        text += rng.choice(
+            (
+                ", then {r} {u} on the weekend",
+                ". On the last day {s} does {r} {u} more",
+                ", and {r} {u} more on Sunday",
+            )
+        ).format(r=rest, u=unit, s=w["s"])
+        return Story(
+            f"{text}. {rng.choice((f'How many {unit} is that in total?', f'How many {unit} are that in all?'))}",
+            b,
+            (b, "*", c),
+            "+",
+            rest,
+            unit,
+        )
     verb = rng.choice((("has", "had"), ("buys", "bought"), ("gets", "got")))[tense]
     text = f"{w['n']} {verb} {group}" + _event(rng, op, rest, w, tense)
     return Story(f"{_sentences(text)}. {rng.choice(ENDS).format(**w)}", b, (b, "*", c), op, rest, w["x"])
@@ -150,44 +213,89 @@ def rest_after_groups(rng: random.Random) -> Story:
     a = rng.randint(1, 90) if op == "+" else b * c + rng.randint(1, 60)
     group = rng.choice(GROUPS).format(b=b, c=c, **w)
     if rng.random() < 0.45:
-        thing = rng.choice(THINGS + ["tickets", "books", "shirts"])
+        thing = rng.choice([*THINGS, "tickets", "books", "shirts"])
         if op == "-":
             text = rng.choice((
                 "{n} {has} {a} dollars. {S} {buys} {b} {t} at {c} dollars each.", "{n} {has} {a} dollars and {buys} {b} {t} for {c} dollars each.",
                 "Each of the {t} costs {c} dollars. {n} buys {b} and pays with {a} dollars.", "{n} goes to the shop with {a} dollars. {S} pays {c} dollars for each of {b} {t}.",
                 "{n} {buys} {b} {t}. Each costs {c} dollars. {S} {has} {a} dollars before.",
             ))  # fmt: skip
-            end = rng.choice(("How much money does {s} have left?", "How many dollars are left?", "How much change does {n} get?", "How many dollars does {n} have left?"))
+            end = rng.choice(
+                (
+                    "How much money does {s} have left?",
+                    "How many dollars are left?",
+                    "How much change does {n} get?",
+                    "How many dollars does {n} have left?",
+                )
+            )
         else:
-            text = rng.choice(("{n} {has} {a} dollars and {sells} {b} {t} for {c} dollars each.", "{n} {has} {a} dollars. Then {s} {sells} {b} {t} at {c} dollars each."))
+            text = rng.choice(
+                (
+                    "{n} {has} {a} dollars and {sells} {b} {t} for {c} dollars each.",
+                    "{n} {has} {a} dollars. Then {s} {sells} {b} {t} at {c} dollars each.",
+                )
+            )
             end = rng.choice(("How much money does {s} have now?", "How many dollars does {n} have now?"))
-        verbs = {"has": ("has", "had")[tense], "buys": ("buys", "bought")[tense], "sells": ("sells", "sold")[tense]}
-        return Story((text + " " + end).format(a=a, b=b, c=c, t=thing, S=w["s"].capitalize(), **verbs, **w), a, (b, "*", c), op, None, "dollars")
+        verbs = {
+            "has": ("has", "had")[tense],
+            "buys": ("buys", "bought")[tense],
+            "sells": ("sells", "sold")[tense],
+        }
+        return Story(
+            (text + " " + end).format(a=a, b=b, c=c, t=thing, S=w["s"].capitalize(), **verbs, **w),
+            a,
+            (b, "*", c),
+            op,
+            None,
+            "dollars",
+        )
     opening = rng.choice(OPENINGS)[tense].format(a=a, **w)
-    verb = rng.choice((("buys", "bought"), ("gets", "got"), ("finds", "found")) if op == "+" else (("gives away", "gave away"), ("sells", "sold"), ("loses", "lost"), ("uses", "used")))[tense]
-    link = rng.choice((f". {w['s'].capitalize()} {verb} ", f" and {verb} ", f". Then {w['s']} {verb} ", f" and then {verb} "))
+    verb = rng.choice(
+        (("buys", "bought"), ("gets", "got"), ("finds", "found"))
+        if op == "+"
+        else (("gives away", "gave away"), ("sells", "sold"), ("loses", "lost"), ("uses", "used"))
+    )[tense]
+    link = rng.choice(
+        (
+            f". {w['s'].capitalize()} {verb} ",
+            f" and {verb} ",
+            f". Then {w['s']} {verb} ",
+            f" and then {verb} ",
+        )
+    )
     return Story(f"{opening}{link}{group}. {rng.choice(ENDS).format(**w)}", a, (b, "*", c), op, None, w["x"])
 
 
 def shared(rng: random.Random) -> Story:
     """A count changes, then is shared; or is shared, then changes; or groups are shared."""
-    w, tense = _words(rng), int(rng.random() < 0.4)
+    w = _words(rng)
     c, each = rng.randint(2, 9), rng.randint(2, 20)
     who = rng.choice(("friends", "children", "people", "students"))
-    share = rng.choice((f"shares all of them equally among {c} {who}", f"shares all {w['x']} among {c} {who}", f"puts them equally into {c} {w['ks']}", f"divides them equally between {c} {who}"))
+    share = rng.choice(
+        (
+            f"shares all of them equally among {c} {who}",
+            f"shares all {w['x']} among {c} {who}",
+            f"puts them equally into {c} {w['ks']}",
+            f"divides them equally between {c} {who}",
+        )
+    )
     per = f"each {w['k']} hold" if w["ks"] in share else "each of them get"
     end = rng.choice((f"How many {w['x']} does {per}?", f"How many {w['x']} go to each?"))
     total, roll = c * each, rng.random()
     if roll < 0.3:
         divisors = [d for d in range(2, 13) if total % d == 0 and total // d > 1]
         b = rng.choice(divisors or [1])
-        text = f"{w['n']} has {rng.choice(GROUPS).format(b=b, c=total // b, **w)}. {w['s'].capitalize()} {share}"
+        text = (
+            f"{w['n']} has {rng.choice(GROUPS).format(b=b, c=total // b, **w)}. {w['s'].capitalize()} {share}"
+        )
         return Story(f"{text}. {end}", b, (b, "*", total // b), "/", c, w["x"])
     if roll < 0.65:
         op = rng.choice("+-")
         b = rng.randint(1, max(1, total - 1)) if op == "+" else rng.randint(1, 50)
         a = total - b if op == "+" else total + b
-        text = rng.choice(OPENINGS)[0].format(a=a, **w) + _event(rng, op, b, w, 0) + f". Then {w['s']} {share}"
+        text = (
+            rng.choice(OPENINGS)[0].format(a=a, **w) + _event(rng, op, b, w, 0) + f". Then {w['s']} {share}"
+        )
         return Story(f"{_sentences(text)}. {end}", a, (a, op, b), "/", c, w["x"])
     op = rng.choice("+-")
     last = rng.randint(1, 30) if op == "+" else rng.randint(1, each - 1)
@@ -204,9 +312,18 @@ def per_item(rng: random.Random) -> Story:
     roll = rng.random()
     if roll < 0.35:
         b = rng.randint(1, a - 1)
-        left, right = rng.choice((("boys", "girl"), ("girls", "boy"), ("old", "new student"), ("absent", "other student")))
+        left, right = rng.choice(
+            (("boys", "girl"), ("girls", "boy"), ("old", "new student"), ("absent", "other student"))
+        )
         text = f"There are {a} students in a class. {b} are {left}. Each {right} gets {c} {w['x']}"
-        return Story(f"{text}. {rng.choice(('How many {x} are needed?', 'How many {x} is that?')).format(x=w['x'])}", a, (a, "-", b), "*", c, w["x"])
+        return Story(
+            f"{text}. {rng.choice(('How many {x} are needed?', 'How many {x} is that?')).format(x=w['x'])}",
+            a,
+            (a, "-", b),
+            "*",
+            c,
+            w["x"],
+        )
     if roll < 0.7:
         text = f"{w['n']} has {a} red and {b} blue {rng.choice(('bags', 'boxes'))}. Each holds {c} {w['x']}"
         return Story(f"{text}. How many {w['x']} does {w['n']} have?", a, (a, "+", b), "*", c, w["x"])
@@ -229,7 +346,14 @@ def left_of_total(rng: random.Random) -> Story:
     return Story(text, whole, (a, "+", b), "-", None, unit.format(**w))
 
 
-KINDS = ((running, 5), (groups_then, 3), (rest_after_groups, 3), (shared, 3), (per_item, 2), (left_of_total, 1))
+KINDS = (
+    (running, 5),
+    (groups_then, 3),
+    (rest_after_groups, 3),
+    (shared, 3),
+    (per_item, 2),
+    (left_of_total, 1),
+)
 
 
 def story(rng: random.Random) -> Story:

@@ -306,9 +306,15 @@ def parse() -> tuple[Plan, argparse.Namespace]:
     parser.add_argument(
         "--smoke", action="store_true", help="a half-size model for a minute, with built-in text"
     )
-    parser.add_argument("--start", type=Path, default=None, help="checkpoint folder (released layout) to continue from")
-    parser.add_argument("--stages", default=None, help="shares of the steps in stages A, B and C, for example 0,0.7,0.3")
-    parser.add_argument("--decay-from", type=float, default=DECAY_FROM, help="share of the run from which the rate falls to 0")
+    parser.add_argument(
+        "--start", type=Path, default=None, help="checkpoint folder (released layout) to continue from"
+    )
+    parser.add_argument(
+        "--stages", default=None, help="shares of the steps in stages A, B and C, for example 0,0.7,0.3"
+    )
+    parser.add_argument(
+        "--decay-from", type=float, default=DECAY_FROM, help="share of the run from which the rate falls to 0"
+    )
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--no-evaluation", action="store_true")

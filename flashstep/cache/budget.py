@@ -66,12 +66,18 @@ def plan_cache(model: ModelConfig, engine: EngineConfig) -> CacheBudget:
     )
     length = min(wanted, blocks * size) if engine.max_model_len is None else wanted
     if length < 2 or blocks * size < length:
-        need = -(-wanted // size) * block_bytes + windows * window_block_bytes + tail_bytes
+        need_blocks = -(-wanted // size)
+        need = need_blocks * block_bytes + windows * window_block_bytes + tail_bytes
+        give = (
+            f"num_gpu_blocks_override at least {need_blocks}"
+            if engine.num_blocks_override
+            else f"kv_cache_memory_bytes at least {need} (it is {engine.kv_cache_memory_bytes})"
+        )
         raise ConfigError(
             "the memory plan",
             [
-                f"{blocks} global blocks of {size} tokens hold less than one request of max_model_len {wanted}; give "
-                f"kv_cache_memory_bytes at least {need} (it is {engine.kv_cache_memory_bytes}), or lower max_model_len"
+                f"{blocks} global blocks of {size} tokens hold less than one request of max_model_len {wanted}; "
+                f"give {give}, or lower max_model_len"
             ],
         )
     return CacheBudget(

@@ -54,6 +54,8 @@ class Check:
     options: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
 
     def run(self) -> int:
+        if self.options.load_format != "auto":
+            raise ValueError("check compares the weights on disk: it cannot be used with --load-format dummy")
         folder = resolve(self.model)
         config = self.options.checked().engine(folder)
 

@@ -1,9 +1,12 @@
 """CSA2 attention (spec/model.md 3): window, compressed and shared KV; the layer roles as four classes of one shape.
 
 ``publish`` writes what the rows leave in the caches, ``attend`` reads. They are two calls because bounded replay publishes more
-rows than it attends (spec/model.md 9). A layer that reads another layer's entries is given that view when it is built.
+rows than it attends (spec/model.md 9); the query latent, of one product with the record, goes from one to the other. A layer that reads
+another layer's entries is given that view when it is built.
 Suffixes: T rows, D width, L query latent, H heads, C head channels, G output groups.
 """
+
+from typing import Any
 
 from torch import Tensor
 
@@ -25,31 +28,33 @@ class Projections:
         self, config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops, window: WindowView
     ) -> None:
         eps = config.rms_norm_eps
-        self._wq_a = Linear8(parameters, f"{prefix}.wq_a", ops=ops)
+        self._wq_a_wkv = Linear8(parameters, f"{prefix}.wq_a", f"{prefix}.wkv", ops=ops)
         self._q_norm = Norm(parameters, f"{prefix}.q_norm", eps=eps, ops=ops)
         self._wq_b = Linear8(parameters, f"{prefix}.wq_b", ops=ops)
-        self._wkv = Linear8(parameters, f"{prefix}.wkv", ops=ops)
         self._kv_norm = Norm(parameters, f"{prefix}.kv_norm", eps=eps, ops=ops)
         self._wo_a = GroupedOutput(parameters, f"{prefix}.wo_a", groups=config.o_groups, ops=ops)
         self._wo_b = Linear8(parameters, f"{prefix}.wo_b", ops=ops)
-        self._norm_rope, self._cast = ops.norm_rope, ops.cast
+        self._norm_rope, self._cast, self._gemm = ops.norm_rope, ops.cast, ops.gemm
+        self._split = (config.q_lora_rank, config.head_dim)
         self._heads, self._groups = config.num_attention_heads, config.o_groups
         self.sink_H = parameters.plain(f"{prefix}.attn_sink")
         self.window = window
         self.width = config.sliding_window
 
-    def store_window(self, x_TD: Tensor, rows: Rows, rotation: Rotation) -> None:
-        """Write each row's window record, key and value in one."""
-        k_TC = self._norm_rope.rotate(self._kv_norm(self._wkv(x_TD)), *rotation)
-        self._cast.store_mxfp8(k_TC, self.window.planes, slot_T=rows.window_slots())
+    def store_window(self, x_TD: Tensor, rows: Rows, rotation: Rotation) -> Tensor:
+        """Write each row's window record, key and value in one -> query latent [T, L] before its norm, of the same product."""
+        latent_TL, k_TC = self._wq_a_wkv(x_TD).split(self._split, dim=1)
+        k_TC = self._norm_rope.rotate(self._kv_norm(k_TC), *rotation)
+        self._cast.store_mxfp8(k_TC, self.window.planes, slot_T=rows.window_slot_T)
+        return latent_TL
 
-    def latent(self, x_TD: Tensor) -> Tensor:
-        """The normed query latent [T, L], shared with the layer's indexer."""
-        return self._q_norm(self._wq_a(x_TD))
+    def latent(self, latent_TL: Tensor) -> Any:
+        """The normed query latent, quantised once for queries and the layer's indexer."""
+        return self._gemm.quantise_input(self._q_norm(latent_TL))
 
-    def queries(self, latent_TL: Tensor, rotation: Rotation) -> Tensor:
+    def queries(self, latent: Any, rotation: Rotation) -> Tensor:
         """Rotated queries [T, H, C]; heads are not normed."""
-        return self._norm_rope.rotate(self._wq_b(latent_TL).unflatten(1, (self._heads, -1)), *rotation)
+        return self._norm_rope.rotate(self._wq_b.product(latent).unflatten(1, (self._heads, -1)), *rotation)
 
     def output(self, o_THC: Tensor, rotation: Rotation) -> Tensor:
         """Inverse rotation, block-diagonal wo_a over head groups, wo_b -> [T, D]."""
@@ -65,15 +70,16 @@ class WindowAttention:
         self._projections = projections
         self._attention = ops.attention
 
-    def publish(self, x_TD: Tensor, rows: Rows) -> None:
-        self._projections.store_window(x_TD, rows, rows.window_rotation)
+    def publish(self, x_TD: Tensor, rows: Rows) -> Tensor:
+        """-> the query latent [T, L]."""
+        return self._projections.store_window(x_TD, rows, rows.window_rotation)
 
     def attend(
-        self, x_TD: Tensor, rows: Rows, selection: Selection | None
+        self, x_TD: Tensor, latent_TL: Tensor, rows: Rows, selection: Selection | None
     ) -> tuple[Tensor, Selection | None]:
         """-> output [T, D], and the selection passed on untouched."""
         p = self._projections
-        q_THC = p.queries(p.latent(x_TD), rows.window_rotation)
+        q_THC = p.queries(p.latent(latent_TL), rows.window_rotation)
         o_THC = self._attention.attend_window(
             q_THC, window=p.window.planes, rows=rows.attention, width=p.width, sink_H=p.sink_H
         )
@@ -88,20 +94,21 @@ class ReuseAttention:
         self._attention = ops.attention
         self._view = view
 
-    def publish(self, x_TD: Tensor, rows: Rows) -> None:
-        self._projections.store_window(x_TD, rows, rows.compressed_rotation)
+    def publish(self, x_TD: Tensor, rows: Rows) -> Tensor:
+        """-> the query latent [T, L]."""
+        return self._projections.store_window(x_TD, rows, rows.compressed_rotation)
 
     def attend(
-        self, x_TD: Tensor, rows: Rows, selection: Selection | None
+        self, x_TD: Tensor, latent_TL: Tensor, rows: Rows, selection: Selection | None
     ) -> tuple[Tensor, Selection | None]:
         """-> output [T, D], and the selection passed on untouched."""
         assert selection is not None, "no layer above selected entries"
-        return self._attend(self._projections.latent(x_TD), rows, selection), selection
+        return self._attend(self._projections.latent(latent_TL), rows, selection), selection
 
-    def _attend(self, latent_TL: Tensor, rows: Rows, selection: Selection) -> Tensor:
+    def _attend(self, latent: Any, rows: Rows, selection: Selection) -> Tensor:
         p = self._projections
         o_THC = self._attention.attend_sparse(
-            p.queries(latent_TL, rows.compressed_rotation),
+            p.queries(latent, rows.compressed_rotation),
             window=p.window.planes,
             compressed=self._view.compressed,
             rows=rows.attention,
@@ -120,12 +127,12 @@ class ReindexAttention(ReuseAttention):
         self._indexer = indexer
 
     def attend(
-        self, x_TD: Tensor, rows: Rows, selection: Selection | None
+        self, x_TD: Tensor, latent_TL: Tensor, rows: Rows, selection: Selection | None
     ) -> tuple[Tensor, Selection | None]:
         """-> output [T, D], and this layer's own selection for those below."""
-        latent_TL = self._projections.latent(x_TD)
-        own = self._indexer.select(latent_TL, x_TD, rows, selection)
-        return self._attend(latent_TL, rows, own), own
+        latent = self._projections.latent(latent_TL)
+        own = self._indexer.select(latent, x_TD, rows, selection)
+        return self._attend(latent, rows, own), own
 
 
 class FullAttention(ReindexAttention):
@@ -143,9 +150,10 @@ class FullAttention(ReindexAttention):
         super().__init__(projections, ops=ops, view=view, indexer=indexer)
         self._publisher = publisher
 
-    def publish(self, x_TD: Tensor, rows: Rows) -> None:
-        super().publish(x_TD, rows)
+    def publish(self, x_TD: Tensor, rows: Rows) -> Tensor:
+        """-> the query latent [T, L]."""
         self._publisher.publish(x_TD, rows)
+        return super().publish(x_TD, rows)
 
 
 AnyAttention = WindowAttention | ReuseAttention

@@ -30,13 +30,12 @@ class PairPooling:
         self, config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops, tail: Tensor
     ) -> None:
         self._compressor = ops.compressor
-        self._wkv = LinearF(parameters, f"{prefix}.wkv", ops=ops)
-        self._wgate = LinearF(parameters, f"{prefix}.wgate", ops=ops)
+        self._wkv_wgate = LinearF(parameters, f"{prefix}.wkv", f"{prefix}.wgate", ops=ops)
         self._norm = Norm(parameters, f"{prefix}.norm", eps=config.rms_norm_eps, ops=ops)
         self._tail = tail
 
     def __call__(self, x_TD: Tensor, rows: Rows) -> Tensor:
-        value_TC, score_TC = self._wkv(x_TD), self._wgate(x_TD)
+        value_TC, score_TC = self._wkv_wgate(x_TD).chunk(2, dim=1)
         place = {"tail": self._tail, "slot_T": rows.slot_T, "positions_T": rows.positions_T}
         pooled_TC = self._compressor.pool_pairs(value_TC, score_TC, **place)
         self._compressor.store_tail(value_TC, score_TC, **place)
@@ -86,7 +85,7 @@ class Publisher:
             min=0
         )  # even rows of ratio 2 write nothing: any angle will do
         rotation = self._norm_rope.angles(first_T, self._frequencies)
-        slot_T = rows.entry_slots(ratio)
+        slot_T = rows.entry_slot_T[ratio]
         key_TK = self._norm_rope.rotate(self._k_norm(self._wk(latent_TC)), *rotation)
         self._cast.store_mxfp4(key_TK, self._view.index_keys, slot_T=slot_T)
         entry_TC = self._norm_rope.rotate(latent_TC, *rotation)

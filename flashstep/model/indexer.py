@@ -5,7 +5,7 @@ blocks, ``WithinIndexer`` scores only inside the candidates that an earlier laye
 for one forward and travels with the rows; the keys are another layer's where the layer reindexes.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -33,9 +33,9 @@ class Queries:
         self._norm_rope, self._cast = ops.norm_rope, ops.cast
         self._heads = config.index_n_heads
 
-    def __call__(self, latent_TL: Tensor, x_TD: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Normed query latent and hidden rows -> bf16 [T, H, K] quantised queries, bf16 [T, H] head weights."""
-        q_THK = self._wq_b(latent_TL).unflatten(1, (self._heads, -1))
+    def __call__(self, latent: Any, x_TD: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Quantised query latent and hidden rows -> bf16 [T, H, K] quantised queries, bf16 [T, H] head weights."""
+        q_THK = self._wq_b.product(latent).unflatten(1, (self._heads, -1))
         q_THK = self._cast.round_mxfp4(self._norm_rope.rotate(q_THK, *rows.compressed_rotation))
         return q_THK, self._weights_proj(x_TD)
 
@@ -51,14 +51,14 @@ class Indexer:
         self._view = view
         self._count = config.index_topk
 
-    def select(self, latent_TL: Tensor, x_TD: Tensor, rows: Rows, above: Selection | None) -> Selection:
+    def select(self, latent: Any, x_TD: Tensor, rows: Rows, above: Selection | None) -> Selection:
         """Choose entries; candidates named above stay in force for the layers below."""
-        q_THK, weight_TH = self._queries(latent_TL, x_TD, rows)
+        q_THK, weight_TH = self._queries(latent, x_TD, rows)
         entries = self._indexer.select(
             q_THK,
             weight_TH,
             keys=self._view.index_keys,
-            rows=rows.index_rows(self._view.ratio),
+            rows=rows.index_rows[self._view.ratio],
             count=self._count,
         )
         return Selection(entries, above.candidates_TM if above else None)
@@ -77,13 +77,13 @@ class CandidateIndexer:
         self._blocks = config.candidate_topk_blocks
         self._block_size = config.candidate_block_size
 
-    def select(self, latent_TL: Tensor, x_TD: Tensor, rows: Rows, above: Selection | None) -> Selection:
-        q_THK, weight_TH = self._queries(latent_TL, x_TD, rows)
+    def select(self, latent: Any, x_TD: Tensor, rows: Rows, above: Selection | None) -> Selection:
+        q_THK, weight_TH = self._queries(latent, x_TD, rows)
         entries, candidates = self._indexer.select_with_candidates(
             q_THK,
             weight_TH,
             keys=self._view.index_keys,
-            rows=rows.index_rows(self._view.ratio),
+            rows=rows.index_rows[self._view.ratio],
             count=self._count,
             blocks=self._blocks,
             block_size=self._block_size,
@@ -103,14 +103,14 @@ class WithinIndexer:
         self._count = config.index_topk
         self._block_size = config.candidate_block_size
 
-    def select(self, latent_TL: Tensor, x_TD: Tensor, rows: Rows, above: Selection | None) -> Selection:
+    def select(self, latent: Any, x_TD: Tensor, rows: Rows, above: Selection | None) -> Selection:
         assert above is not None and above.candidates_TM is not None, "no layer above named candidates"
-        q_THK, weight_TH = self._queries(latent_TL, x_TD, rows)
+        q_THK, weight_TH = self._queries(latent, x_TD, rows)
         entries = self._indexer.select_within(
             q_THK,
             weight_TH,
             keys=self._view.index_keys,
-            rows=rows.index_rows(self._view.ratio),
+            rows=rows.index_rows[self._view.ratio],
             count=self._count,
             candidates_TM=above.candidates_TM,
             block_size=self._block_size,

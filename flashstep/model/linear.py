@@ -4,6 +4,8 @@ A tensor-parallel shard would be declared here: each class takes its whole weigh
 is where a rank would take its rows (column-parallel: wq_b, w1, w3, indexer.wq_b, head) or columns (wo_b, w2) instead.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from flashstep.kernels import Ops
@@ -11,14 +13,18 @@ from flashstep.model.parameters import Parameters
 
 
 class Linear8:
-    """LIN8: FP8 block weight, quantised input, bf16 [T, I] -> bf16 [T, O]."""
+    """LIN8: FP8 block weight, quantised input, bf16 [T, I] -> bf16 [T, O]. Several names: one product, outputs side by side."""
 
-    def __init__(self, parameters: Parameters, name: str, *, ops: Ops) -> None:
+    def __init__(self, parameters: Parameters, *names: str, ops: Ops) -> None:
         self._gemm = ops.gemm
-        self._weight = ops.gemm.prepare_fp8(parameters.quantised(f"{name}.weight"))
+        self._weight = ops.gemm.prepare_fp8(*(parameters.quantised(f"{name}.weight") for name in names))
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._gemm.lin8(x_TI, self._weight)
+        return self.product(self._gemm.quantise_input(x_TI))
+
+    def product(self, quantised: Any) -> Tensor:
+        """The same of an input that ``gemm.quantise_input`` has quantised, for layers that share one."""
+        return self._gemm.lin8(quantised, self._weight)
 
 
 class LinearB:
@@ -33,11 +39,11 @@ class LinearB:
 
 
 class LinearF:
-    """LINF: bf16 weight promoted to fp32, bf16 [T, I] -> fp32 [T, O]."""
+    """LINF: bf16 weight promoted to fp32, bf16 [T, I] -> fp32 [T, O]. Several names: one product, outputs side by side."""
 
-    def __init__(self, parameters: Parameters, name: str, *, ops: Ops) -> None:
+    def __init__(self, parameters: Parameters, *names: str, ops: Ops) -> None:
         self._gemm = ops.gemm
-        self._weight = ops.gemm.prepare_bf16(parameters.plain(f"{name}.weight"))
+        self._weight = ops.gemm.prepare_bf16(*(parameters.plain(f"{name}.weight") for name in names))
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._gemm.linf(x_TI, self._weight)

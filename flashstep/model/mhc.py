@@ -29,9 +29,12 @@ class Site:
 
     def __init__(self, config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops) -> None:
         self._mhc = ops.mhc
-        self._projection = ops.mhc.prepare_projection(parameters.plain(f"{prefix}_fn"))
-        self._base_M = parameters.plain(f"{prefix}_base")
-        self._scale_3 = parameters.plain(f"{prefix}_scale")
+        self._site = ops.mhc.prepare_site(
+            parameters.plain(f"{prefix}_fn"),
+            base_M=parameters.plain(f"{prefix}_base"),
+            scale_3=parameters.plain(f"{prefix}_scale"),
+            streams=config.hc_mult,
+        )
         self._iterations = config.hc_sinkhorn_iters
         self._eps = config.hc_eps
         self._norm_eps = config.rms_norm_eps
@@ -40,13 +43,7 @@ class Site:
         """bf16 streams before the sublayer (and after Engram) -> this site's coefficients."""
         return Coefficients(
             *self._mhc.coefficients(
-                x_TSD,
-                self._projection,
-                base_M=self._base_M,
-                scale_3=self._scale_3,
-                iterations=self._iterations,
-                eps=self._eps,
-                norm_eps=self._norm_eps,
+                x_TSD, self._site, iterations=self._iterations, eps=self._eps, norm_eps=self._norm_eps
             )
         )
 

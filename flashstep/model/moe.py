@@ -16,7 +16,7 @@ class MoE:
     """bf16 [T, D] -> bf16 [T, D]."""
 
     def __init__(self, config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops) -> None:
-        self._moe = ops.moe
+        self._moe, self._gemm = ops.moe, ops.gemm
         self._gate = ops.moe.prepare_gate(parameters.plain(f"{prefix}.gate.weight"))
         self._bias_E = parameters.plain(f"{prefix}.gate.bias")
         parameters.plain(
@@ -27,9 +27,9 @@ class MoE:
             parameters.quantised(f"{prefix}.experts.w3"),
             parameters.quantised(f"{prefix}.experts.w2"),
         )
-        self._shared_w1 = Linear8(parameters, f"{prefix}.shared_experts.w1", ops=ops)
-        self._shared_w3 = Linear8(parameters, f"{prefix}.shared_experts.w3", ops=ops)
-        self._shared_w2 = Linear8(parameters, f"{prefix}.shared_experts.w2", ops=ops)
+        shared = f"{prefix}.shared_experts"
+        self._shared_gate_up = Linear8(parameters, f"{shared}.w1", f"{shared}.w3", ops=ops)
+        self._shared_down = Linear8(parameters, f"{shared}.w2", ops=ops)
         self._count = config.num_experts_per_tok
         self._scale = config.routed_scaling_factor
         self._temperature = config.gate_temp
@@ -44,12 +44,13 @@ class MoE:
             scale=self._scale,
             temperature=self._temperature,
         )
-        inner_TF = self._moe.swiglu(self._shared_w1(x_TD), self._shared_w3(x_TD), limit=self._limit)
+        quantised = self._gemm.quantise_input(x_TD)
+        inner_TF = self._moe.swiglu(self._shared_gate_up.product(quantised), limit=self._limit)
         return self._moe.experts(
-            x_TD,
+            quantised,
             self._experts,
             experts_TK=experts_TK,
             weights_TK=weights_TK,
-            shared_TD=self._shared_w2(inner_TF),
+            shared_TD=self._shared_down(inner_TF),
             limit=self._limit,
         )

@@ -5,6 +5,7 @@ same for the rows that layers past the last KV source run on (spec/model.md 9). 
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,7 +18,10 @@ from flashstep.model.batch import ForwardBatch
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, fp32 [T, P]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+RATIOS = (1, 2)  # tokens an entry, of whatever KV source
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rows:
     """The rows of a forward, or the kept ones of them."""
 
@@ -33,26 +37,36 @@ class Rows:
     def positions_T(self) -> Tensor:
         return self.attention.positions_T
 
-    def window_slots(self) -> Tensor:
+    @cached_property
+    def window_slot_T(self) -> Tensor:
         """int64 [T]: the place of each row's window record, -1 where its block is not held."""
         a = self.attention
         block = a.window_table_RB[a.request_T, a.positions_T // self.block_size]
         return torch.where(block >= 0, block * self.block_size + a.positions_T % self.block_size, -1)
 
-    def entry_slots(self, ratio: int) -> Tensor:
-        """int64 [T]: the place of the entry that each row closes, -1 where it closes none or must not write."""
+    @cached_property
+    def entry_slot_T(self) -> dict[int, Tensor]:
+        """By ratio, int64 [T]: the place of the entry that each row closes, -1 where it closes none or must not write."""
         a = self.attention
         block = a.block_table_RB[a.request_T, a.positions_T // self.block_size]
-        place = block * (self.block_size // ratio) + a.positions_T % self.block_size // ratio
-        closes = (a.positions_T + 1) % ratio == 0
-        return torch.where((block >= 0) & closes & self.store_T, place, -1)
+        within, may_write = a.positions_T % self.block_size, (block >= 0) & self.store_T
+        slots = {}
+        for ratio in RATIOS:
+            closes = (a.positions_T + 1) % ratio == 0
+            place = block * (self.block_size // ratio) + within // ratio
+            slots[ratio] = torch.where(may_write & closes, place, -1)
+        return slots
 
-    def index_rows(self, ratio: int) -> IndexRows:
-        """What each row's indexer may score: the entries whose last token is not after the row."""
+    @cached_property
+    def index_rows(self) -> dict[int, IndexRows]:
+        """By ratio, what each row's indexer may score: the entries whose last token is not after the row."""
         a = self.attention
-        return IndexRows(
-            request_T=a.request_T, visible_T=(a.positions_T + 1) // ratio, block_table_RB=a.block_table_RB
-        )
+        return {
+            ratio: IndexRows(
+                request_T=a.request_T, visible_T=(a.positions_T + 1) // ratio, block_table_RB=a.block_table_RB
+            )
+            for ratio in RATIOS
+        }
 
     def keep(self, kept: Tensor) -> "Rows":
         """The same for rows ``kept`` (int64, ascending) only."""

@@ -7,7 +7,7 @@ Weights come as a mapping by released name (spec/model.md 11), FP8 dense weights
 experts of a layer stacked as MXFP4 ``QuantTensor`` under ``layers.L.ffn.experts.{w1,w2,w3}``. Engram tables come apart, by layer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,7 @@ from flashstep.model.rope import compressed_frequencies, window_frequencies
 from flashstep.model.rows import Rows, rows_of
 from flashstep.quant.tensor import QuantTensor
 
+TILE_ROWS = 256  # measured 2026-11-30, see docs/log.md
 OTHERS = ("mtp.", "vision.", "aligner.", "image_")  # released names that belong to other modules
 
 
@@ -67,32 +68,49 @@ class Block:
     def forward(self, state: State, rows: Rows) -> State:
         """All rows through the layer."""
         x_TSD, u_TD = self._enter(state, rows)
-        self._attention.publish(u_TD, rows)
-        return self._rest(x_TSD, u_TD, rows, state.selection)
+        latent_TL = self._attention.publish(u_TD, rows)
+        return self._rest(x_TSD, u_TD, latent_TL, rows, state.selection)
 
     def forward_tail(self, state: State, rows: Rows, *, kept: Tensor, kept_rows: Rows) -> State:
         """All rows publish, only ``kept`` (int64 row numbers) go on: the last KV source under bounded replay."""
         x_TSD, u_TD = self._enter(state, rows)
-        self._attention.publish(u_TD, rows)
+        latent_TL = self._attention.publish(u_TD, rows)
         assert state.selection is None or state.selection.candidates_TM is None, (
             "candidates cannot precede the last source"
         )
-        return self._rest(x_TSD[kept], u_TD[kept], kept_rows, None)
+        return self._rest(x_TSD[kept], u_TD[kept], latent_TL[kept], kept_rows, None)
 
     def _enter(self, state: State, rows: Rows) -> tuple[Tensor, Tensor]:
-        x_TSD = state.x_TSD
-        if self._engram is not None:
-            x_TSD = self._engram(x_TSD, rows.lookback_TN)
-        return x_TSD, self._attention_norm(self._attention_site.collapse(x_TSD, state.pre_TS))
+        return _by_tiles(self._enter_tile, state.x_TSD, state.pre_TS, rows.lookback_TN)
 
-    def _rest(self, x_TSD: Tensor, u_TD: Tensor, rows: Rows, selection: Selection | None) -> State:
+    def _enter_tile(self, x_TSD: Tensor, pre_TS: Tensor, lookback_TN: Tensor) -> tuple[Tensor, Tensor]:
+        if self._engram is not None:
+            x_TSD = self._engram(x_TSD, lookback_TN)
+        return x_TSD, self._attention_norm(self._attention_site.collapse(x_TSD, pre_TS))
+
+    def _rest(
+        self, x_TSD: Tensor, u_TD: Tensor, latent_TL: Tensor, rows: Rows, selection: Selection | None
+    ) -> State:
+        y_TD, selection = self._attention.attend(u_TD, latent_TL, rows, selection)
+        x_TSD, pre_TS = _by_tiles(self._leave_tile, x_TSD, y_TD)
+        return State(x_TSD=x_TSD, pre_TS=pre_TS, selection=selection)
+
+    def _leave_tile(self, x_TSD: Tensor, y_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention's output into the streams it was read from, and the FFN."""
         attention = self._attention_site.coefficients(x_TSD)
-        y_TD, selection = self._attention.attend(u_TD, rows, selection)
         x_TSD = self._attention_site.write(y_TD, x_TSD, attention)
         ffn = self._ffn_site.coefficients(x_TSD)
         u_TD = self._ffn_norm(self._ffn_site.collapse(x_TSD, attention.pre_TS))
-        x_TSD = self._ffn_site.write(self._moe(u_TD), x_TSD, ffn)
-        return State(x_TSD=x_TSD, pre_TS=ffn.pre_TS, selection=selection)
+        return self._ffn_site.write(self._moe(u_TD), x_TSD, ffn), ffn.pre_TS
+
+
+def _by_tiles(step: Callable[..., tuple[Tensor, Tensor]], *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """``step`` on ``TILE_ROWS`` rows at a time: no row sees another there, and what a tile works on stays in a core's cache."""
+    tiles = [step(*tile) for tile in zip(*(tensor.split(TILE_ROWS) for tensor in tensors), strict=True)]
+    if len(tiles) == 1:
+        return tiles[0]
+    first, second = zip(*tiles, strict=True)
+    return torch.cat(first), torch.cat(second)
 
 
 class Transformer:

@@ -4,6 +4,8 @@ Magnitudes {0, .5, 1, 1.5, 2, 3, 4, 6} have codes 0..7, the sign is bit 3. Ties 
 LOW nibble of byte i, channel 2i + 1 the high one. Packed FP4 always travels as uint8.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -50,7 +52,12 @@ def decode(packed: Tensor) -> Tensor:
 
     A pair travels as one 64-bit number: a look-up a byte, and ``index_select`` is 20 times as fast on a flat table (CPU).
     """
-    table = torch.tensor(TABLE, dtype=torch.float32, device=packed.device)
-    pairs = table[unpack(torch.arange(256, dtype=torch.uint8, device=packed.device)).long()].view(torch.int64)
-    found = pairs.index_select(0, packed.contiguous().view(torch.uint8).flatten().int())
+    found = _pairs(packed.device).index_select(0, packed.contiguous().view(torch.uint8).flatten().int())
     return found.view(torch.float32).view(*packed.shape[:-1], 2 * packed.shape[-1])
+
+
+@cache
+@torch.inference_mode(False)
+def _pairs(device: torch.device) -> Tensor:
+    table = torch.tensor(TABLE, dtype=torch.float32, device=device)
+    return table[unpack(torch.arange(256, dtype=torch.uint8, device=device)).long()].view(torch.int64)

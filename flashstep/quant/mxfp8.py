@@ -4,6 +4,8 @@ scale = p2c(max(amax, 1e-4) * fp32(1 / 448)), data = e4m3(clamp(x / scale, +-448
 inputs of FP8 and FP4 linears, and by Engram rows.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -34,17 +36,23 @@ def dequantise(data: Tensor, scale: Tensor, *, dtype: torch.dtype = torch.float3
 
 def decode_e4m3(data: Tensor) -> Tensor:
     """fp32 of E4M3 numbers (float8_e4m3fn or their bytes, any shape): a table look-up, five times as fast as the cast (CPU)."""
-    table = torch.arange(256, device=data.device).to(torch.uint8).view(torch.float8_e4m3fn).float()
+    table = _table(data.device)
     return table.index_select(0, data.contiguous().view(torch.uint8).flatten().int()).view(data.shape)
 
 
-def quantise_dequantise(x: Tensor) -> Tensor:
-    """``dequantise(*quantise(x))`` without the bytes; shape and dtype of ``x`` (exact in bf16)."""
+@cache
+@torch.inference_mode(False)
+def _table(device: torch.device) -> Tensor:
+    return torch.arange(256, device=device).to(torch.uint8).view(torch.float8_e4m3fn).float()
+
+
+def quantise_dequantise(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """``dequantise(*quantise(x))`` without the bytes; shape of ``x``, in its dtype unless told (exact in bf16)."""
     scaled, scale = _scaled(x)
-    return (scaled.to(torch.float8_e4m3fn).float() * scale).flatten(-2).to(x.dtype)
+    return scaled.to(torch.float8_e4m3fn).float().mul_(scale).flatten(-2).to(dtype or x.dtype)
 
 
 def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
     grouped = x.float().unflatten(-1, (-1, GROUP))
     scale = group_scale(grouped.abs().amax(-1, keepdim=True))
-    return (grouped / scale).clamp(-MAX, MAX), scale
+    return (grouped / scale).clamp_(-MAX, MAX), scale

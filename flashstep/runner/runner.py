@@ -19,13 +19,22 @@ from flashstep.sampling.sampler import SampleRow, sample
 from flashstep.step import Span, SpanResult, StepPlan, StepResult
 
 
+PARALLEL_ROWS = (
+    512  # below, an op has no work worth waiting for a second thread: measured 2026-11-30, see docs/log.md
+)
+
+
 class ModelRunner:
-    """The runner of a whole model on one device (see ``facts.Runner``). Requests come with a seed: the engine draws it."""
+    """The runner of a whole model on one device (see ``facts.Runner``). Requests come with a seed: the engine draws it.
+
+    Torch's threads are chosen by step, in the thread that runs it: one for few rows (decode), all that torch was given for many.
+    """
 
     def __init__(self, facts: RunnerFacts, *, model: Transformer, batches: BatchBuilder) -> None:
         self._facts = facts
         self._model = model
         self._batches = batches
+        self._threads = torch.get_num_threads()
         self._histories: dict[str, History] = {}
         self._slots = Slots(
             facts.scheduler.max_num_seqs, max_model_len=facts.max_model_len, block_size=facts.cache.block_size
@@ -39,6 +48,8 @@ class ModelRunner:
     def run(self, plan: StepPlan, requests: Sequence[Request]) -> StepResult:
         """Run one step; ``requests`` are those that ``plan`` admits for the first time."""
         self._follow(plan, requests)
+        rows = sum(span.length for span in plan.spans)
+        torch.set_num_threads(self._threads if rows >= PARALLEL_ROWS else 1)
         logits_RV = self._model.forward(self._batches.build(plan.spans, self._slots))
         histories = [self._slots.holder(span.slot) for span in plan.spans]
         counts = [

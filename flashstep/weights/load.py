@@ -2,7 +2,7 @@
 
 Takes a folder or a seed and the configuration; gives tensors and QuantTensors by our name (``names``), and the Engram planes
 apart, since they may stay where they are. A checkpoint is compared with the configuration as a whole, and refused as a whole,
-before any of its data is read; no absent tensor is ever made up.
+before any of its data is read; no absent tensor is ever made up. Engram planes are not searched for NaN: they may be mapped.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flashstep.config.model import ModelConfig
+from flashstep.quant import e8m0
 from flashstep.quant.tensor import FP8_BLOCK, MXFP4, QuantTensor
 from flashstep.weights.dummy import DummyWeights
 from flashstep.weights.names import Kind, Parameter, engram_table_name, is_vision, parameters, stored_tensors
@@ -21,6 +22,7 @@ from flashstep.weights.reader import INDEX, Checkpoint, CheckpointError
 Weights = dict[str, Tensor | QuantTensor]
 Fetch = Callable[[str], Tensor]  # stored name -> stored tensor
 Progress = Callable[[int, int], None]  # parameters done, of how many
+E4M3_NAN = 0x7F  # all bits but the sign
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +52,15 @@ def load_weights(
     problems = [*checkpoint.problems, *misfits(checkpoint, config)]
     if problems:
         raise CheckpointError(str(folder), problems)
-    return _assemble(checkpoint.tensor, config, drafts=drafts, progress=progress)
+    loaded = _assemble(checkpoint.tensor, config, drafts=drafts, progress=progress)
+    poisoned = [
+        f"{name} in {folder} holds NaN: the file is damaged, or was written by a run that diverged"
+        for name, weight in loaded.weights.items()
+        if _holds_nan(weight)
+    ]
+    if poisoned:
+        raise CheckpointError(str(folder), poisoned)
+    return loaded
 
 
 def dummy_weights(
@@ -123,3 +133,13 @@ def _experts(parameter: Parameter, fetch: Fetch) -> QuantTensor:
         data[expert] = fetch(stored[2 * expert].name).view(torch.uint8)
         scale[expert] = fetch(stored[2 * expert + 1].name).view(torch.uint8)
     return QuantTensor(data=data, scale=scale, format=MXFP4, shape=parameter.shape)
+
+
+def _holds_nan(weight: Tensor | QuantTensor) -> bool:
+    """A NaN value, or a scale byte that means NaN (E2M1 values cannot be one)."""
+    if isinstance(weight, Tensor):
+        return bool(weight.isnan().any())
+    bad = bool((weight.scale == e8m0.NAN_BYTE).any())
+    if weight.format is FP8_BLOCK:
+        bad |= bool(((weight.data.view(torch.uint8) & E4M3_NAN) == E4M3_NAN).any())
+    return bad

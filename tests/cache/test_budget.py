@@ -121,7 +121,7 @@ def test_windows_get_their_need_and_exact_hits_a_quarter_of_the_rest():
 def test_an_override_sets_the_global_blocks():
     budget = plan_cache(RELEASED, engine(num_blocks_override=10))
     assert (budget.num_blocks, budget.max_model_len) == (10, 320)
-    with pytest.raises(ConfigError, match="max_model_len 321"):
+    with pytest.raises(ConfigError, match="max_model_len 321; give num_gpu_blocks_override at least 11"):
         plan_cache(RELEASED, engine(num_blocks_override=10, max_model_len=321))
 
 

@@ -185,6 +185,11 @@ def test_check_compares_with_the_oracle(
     assert "1 differ" in capsys.readouterr().out
 
 
+def test_check_needs_weights_on_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--load-format", "dummy"]) == 2
+    assert "--load-format dummy" in capsys.readouterr().err
+
+
 def test_check_lists_everything_wrong(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 from tests.e2e.serving import PATIENCE_S, Served, await_that, little_model, resident_bytes
 
-WARM_UP = 400  # allocators, caches and the prefix index (whose size the number of blocks bounds) fill first
+WARM_UP = 800  # allocators, caches and the prefix index (whose size the number of blocks bounds) fill first
 REQUESTS = 1000
 EVERY = 50
 CLIENTS = 8
-MOST_BYTES_A_REQUEST = 1024  # of growth; a request that is never forgotten is more
+MOST_BYTES_A_REQUEST = 1536  # of growth; a request that is never forgotten is 2,100
 
 
 def kinds(order: random.Random) -> dict[str, Any]:

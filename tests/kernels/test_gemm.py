@@ -1,5 +1,7 @@
 """Linear ops against exact arithmetic on dequantised weights, and independence of a row from its neighbours."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -23,10 +25,19 @@ def weight(out: int = OUTPUTS, width: int = INPUTS) -> torch.Tensor:
 
 def test_lin8_quantises_its_input_and_prepare_fp8_reads_blocks(gemm: Gemm) -> None:
     w = QuantTensor.quantise(weight(), FP8_BLOCK)
-    out = gemm.lin8(inputs(), gemm.prepare_fp8(w))
+    out = gemm.lin8(gemm.quantise_input(inputs()), gemm.prepare_fp8(w))
     exact = mxfp8.quantise_dequantise(inputs()).double() @ w.dequantise().double().T
     assert torch.equal(out, exact.bfloat16())
     assert not torch.equal(out, (inputs().double() @ w.dequantise().double().T).bfloat16())
+
+
+def test_weights_side_by_side_equal_one_after_the_other(gemm: Gemm) -> None:
+    x, pair = gemm.quantise_input(inputs()), [QuantTensor.quantise(weight(), FP8_BLOCK) for _ in range(2)]
+    apart = torch.cat([gemm.lin8(x, gemm.prepare_fp8(w)) for w in pair], dim=1)
+    assert torch.equal(gemm.lin8(x, gemm.prepare_fp8(*pair)), apart)
+    plain = [w.dequantise().bfloat16() for w in pair]
+    apart = torch.cat([gemm.linf(inputs(), gemm.prepare_bf16(w)) for w in plain], dim=1)
+    assert torch.equal(gemm.linf(inputs(), gemm.prepare_bf16(*plain)), apart)
 
 
 def test_linb_rounds_to_bf16_and_linf_does_not(gemm: Gemm) -> None:
@@ -48,7 +59,11 @@ def test_linb_grouped_is_block_diagonal_and_prepare_fp8_grouped_splits_rows(gemm
 def test_rows_do_not_see_their_neighbours(gemm: Gemm) -> None:
     prepared = gemm.prepare_fp8(QuantTensor.quantise(weight(), FP8_BLOCK))
     plain = gemm.prepare_bf16(weight().bfloat16())
-    for op, w in ((gemm.lin8, prepared), (gemm.linf, plain)):
+
+    def lin8(x: torch.Tensor, w: Any) -> torch.Tensor:
+        return gemm.lin8(gemm.quantise_input(x), w)
+
+    for op, w in ((lin8, prepared), (gemm.linf, plain)):
         together = op(inputs(), w)
         for rows in ((0, 1), (5, 12), (36, 37)):
             assert torch.equal(op(inputs()[rows[0] : rows[1]], w), together[rows[0] : rows[1]])

@@ -24,10 +24,8 @@ def streams(rows: int = ROWS) -> torch.Tensor:
 
 
 def coefficients(mhc: Mhc, x: torch.Tensor, *, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor):
-    projection = mhc.prepare_projection(fn)
-    return mhc.coefficients(
-        x, projection, base_M=base, scale_3=scale, iterations=20, eps=1e-6, norm_eps=1e-20
-    )
+    site = mhc.prepare_site(fn, base_M=base, scale_3=scale, streams=STREAMS)
+    return mhc.coefficients(x, site, iterations=20, eps=1e-6, norm_eps=1e-20)
 
 
 def test_coefficients_reproduce_the_golden_sinkhorn(mhc: Mhc) -> None:
@@ -41,7 +39,7 @@ def test_coefficients_reproduce_the_golden_sinkhorn(mhc: Mhc) -> None:
     torch.testing.assert_close(comb.sum(1), torch.ones(ROWS, 4), rtol=0, atol=1e-5)  # columns last
 
 
-def test_prepare_projection_and_scale_take_their_places(mhc: Mhc) -> None:
+def test_prepare_site_and_scale_take_their_places(mhc: Mhc) -> None:
     x = streams()
     fn = torch.randn(24, STREAMS * WIDTH, generator=torch.Generator().manual_seed(1)) * 0.1
     scale = torch.tensor([0.5, 1.5, 0.0])

@@ -35,27 +35,27 @@ def rows(positions: list[int], requests: list[int], *, store: list[bool] | None 
 
 
 def test_window_slots_follow_the_table() -> None:
-    assert rows([3, 4, 9, 0, 7], [0, 0, 0, 1, 1]).window_slots().tolist() == [-1, 32, 25, 8, 3]
+    assert rows([3, 4, 9, 0, 7], [0, 0, 0, 1, 1]).window_slot_T.tolist() == [-1, 32, 25, 8, 3]
 
 
 def test_entry_slots_of_both_ratios() -> None:
     r = rows([4, 5, 8, 0, 3, 9], [0, 0, 0, 1, 1, 1])
-    assert r.entry_slots(1).tolist() == [12, 13, 20, 4, 7, -1]
-    assert r.entry_slots(2).tolist() == [-1, 6, -1, -1, 3, -1]
+    assert r.entry_slot_T[1].tolist() == [12, 13, 20, 4, 7, -1]
+    assert r.entry_slot_T[2].tolist() == [-1, 6, -1, -1, 3, -1]
 
 
 def test_replayed_rows_write_no_entries() -> None:
     r = rows([4, 5, 6, 7], [0] * 4, store=[False, False, True, True])
-    assert r.entry_slots(1).tolist() == [-1, -1, 14, 15]
-    assert r.entry_slots(2).tolist() == [-1, -1, -1, 7]
-    assert r.window_slots().tolist() == [32, 33, 34, 35]
+    assert r.entry_slot_T[1].tolist() == [-1, -1, 14, 15]
+    assert r.entry_slot_T[2].tolist() == [-1, -1, -1, 7]
+    assert r.window_slot_T.tolist() == [32, 33, 34, 35]
 
 
 def test_visible_entries_are_complete_ones() -> None:
     """Trap 16: at an even position the own group of ratio 2 is still open."""
     r = rows([0, 1, 2, 5], [1] * 4)
-    assert r.index_rows(2).visible_T.tolist() == [0, 1, 1, 3]
-    assert r.index_rows(1).visible_T.tolist() == [1, 2, 3, 6]
+    assert r.index_rows[2].visible_T.tolist() == [0, 1, 1, 3]
+    assert r.index_rows[1].visible_T.tolist() == [1, 2, 3, 6]
 
 
 def test_cut_windows_start_at_the_first_kept_row_of_who_lost_rows() -> None:

@@ -124,6 +124,13 @@ def test_golden_engram_multipliers_and_primes() -> None:
     assert [sum(p) for p in primes.values()] == list(config.engram_num_embeddings)
 
 
+def test_engram_of_a_single_column() -> None:
+    config = config_a(engram_max_ngram_size=2, engram_n_heads=1, engram_vocab_size=5)
+    compressed = torch.tensor([[3, 1, 4]])
+    rows = model.engram_rows(config, config.engram_layer_ids[0], compressed, torch.zeros_like(compressed), 2)
+    assert rows.dtype is torch.int64 and rows.shape == (1, 3, 1) and int(rows.max()) < 5
+
+
 def test_golden_engram_rows() -> None:
     compressed = torch.tensor([[40, 30, 20, 10]])
     rows = model.engram_rows(released(), 1, compressed, torch.zeros_like(compressed), 2)

@@ -5,7 +5,8 @@ enters the denominator; key and value are the same record. Suffixes: T rows, H h
 B block columns.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ OPS = ("attend_window", "attend_sparse")
 class AttentionRows:
     """Where the rows of a step stand, all int64: position and request of a row, and its request's block tables.
 
-    ``window_start_R`` is the first position whose window record may be read; table entries are -1 where nothing is held.
+    ``window_start_R`` is the first position whose window record may be read; table entries are -1 where nothing is held. Rows
+    of one request are consecutive. ``memo`` is where an implementation keeps what it works out of these rows for all layers.
     """
 
     positions_T: Tensor
@@ -28,6 +30,7 @@ class AttentionRows:
     window_table_RB: Tensor
     window_start_R: Tensor
     block_table_RB: Tensor
+    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 class Attention(Family):

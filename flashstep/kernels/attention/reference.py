@@ -1,9 +1,10 @@
-"""Sparse latent attention in plain torch: each row gathers its own records; float64 inside, one rounding to bf16.
+"""Sparse latent attention in plain torch; float64 inside, one rounding to bf16.
 
-Rows are taken in tiles whose gathered records fit ``WORKSPACE_BYTES``, whatever the batch and the lengths.
+The window records that the rows of a request share are decoded once; each row gathers its own of them, and its own selected
+records. Rows are taken in tiles whose gathered records fit ``WORKSPACE_BYTES``, whatever the batch and the lengths.
 """
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,16 +15,31 @@ from flashstep.quant import mxfp8, nvfp4
 WORKSPACE_BYTES = 8 << 20  # beyond this the copies leave the cache: measured 2026-11-30
 
 
+class Windows(NamedTuple):
+    """The window records of a step. A run is a request's rows at consecutive positions; it needs the W - 1 records before it too.
+
+    block_F, place_F  int64  where each record of all runs lies, 0 where it does not exist
+    live_F            bool   whether it exists
+    record_TW         int64  which of them a row sees, oldest first
+    """
+
+    block_F: Tensor
+    place_F: Tensor
+    live_F: Tensor
+    record_TW: Tensor
+
+
 def attend_window(
     q_THC: Tensor, *, window: Planes, rows: AttentionRows, width: int, sink_H: Tensor
 ) -> Tensor:
     """See ``Attention.attend_window``."""
-    out = torch.empty_like(q_THC)
+    windows = _windows(rows, width=width, slots=window[0].shape[1])
+    near_FC = _near(window, windows)
+    pieces = []
     for part in _tiles(q_THC, slots=width):
-        records, live = _room(q_THC[part], slots=width)
-        _gather_window(window, rows, part, into=(records, live))
-        out[part] = _softmax_of_records(q_THC[part], records, live, sink_H=sink_H)
-    return out
+        chosen = windows.record_TW[part]
+        pieces.append(_attend(q_THC[part], near_FC[chosen], windows.live_F[chosen], sink_H=sink_H))
+    return torch.cat(pieces)
 
 
 def attend_sparse(
@@ -37,23 +53,16 @@ def attend_sparse(
     sink_H: Tensor,
 ) -> Tensor:
     """See ``Attention.attend_sparse``."""
-    out = torch.empty_like(q_THC)
-    slots = width + selected_TK.shape[1]
-    for part in _tiles(q_THC, slots=slots):
-        records, live = _room(q_THC[part], slots=slots)
-        _gather_window(window, rows, part, into=(records[:, :width], live[:, :width]))
-        chosen = selected_TK[part].long()
-        far = (records[:, width:], live[:, width:])
-        _gather(
-            compressed,
-            rows.block_table_RB[rows.request_T[part]],
-            chosen,
-            chosen >= 0,
-            decode=nvfp4.dequantise,
-            into=far,
-        )
-        out[part] = _softmax_of_records(q_THC[part], records, live, sink_H=sink_H)
-    return out
+    windows = _windows(rows, width=width, slots=window[0].shape[1])
+    near_FC = _near(window, windows)
+    pieces = []
+    for part in _tiles(q_THC, slots=width + selected_TK.shape[1]):
+        chosen, selected = windows.record_TW[part], selected_TK[part].long()
+        far, far_live = _far(compressed, rows.block_table_RB[rows.request_T[part]], selected)
+        records = torch.cat((near_FC[chosen], far), dim=1)
+        live = torch.cat((windows.live_F[chosen], far_live), dim=1)
+        pieces.append(_attend(q_THC[part], records, live, sink_H=sink_H))
+    return torch.cat(pieces)
 
 
 def _tiles(q_THC: Tensor, *, slots: int) -> list[slice]:
@@ -61,52 +70,60 @@ def _tiles(q_THC: Tensor, *, slots: int) -> list[slice]:
     return [slice(low, low + rows) for low in range(0, q_THC.shape[0], rows)]
 
 
-def _room(q_THC: Tensor, *, slots: int) -> tuple[Tensor, Tensor]:
-    """Records float64 [rows, slots, C] and which of them exist, bool [rows, slots]: the window oldest first, then the chosen."""
-    rows, _, channels = q_THC.shape
-    records = torch.empty(rows, slots, channels, dtype=torch.float64, device=q_THC.device)
-    return records, torch.empty(rows, slots, dtype=torch.bool, device=q_THC.device)
+def _windows(rows: AttentionRows, *, width: int, slots: int) -> Windows:
+    """Worked out by the first layer that asks."""
+    if "windows" not in rows.memo:
+        rows.memo["windows"] = _find_windows(rows, width=width, slots=slots)
+    return rows.memo["windows"]
 
 
-def _gather_window(window: Planes, rows: AttentionRows, part: slice, *, into: tuple[Tensor, Tensor]) -> None:
-    positions, request = rows.positions_T[part], rows.request_T[part]
-    width = into[0].shape[1]
-    wanted = positions.unsqueeze(1) - torch.arange(width - 1, -1, -1, device=positions.device)
-    live = wanted >= rows.window_start_R[request].clamp(min=0).unsqueeze(1)
-    _gather(window, rows.window_table_RB[request], wanted, live, decode=mxfp8.dequantise, into=into)
+def _find_windows(rows: AttentionRows, *, width: int, slots: int) -> Windows:
+    positions, request = rows.positions_T, rows.request_T
+    device, count = positions.device, positions.shape[0]
+    starts = torch.ones(count, dtype=torch.bool, device=device)
+    starts[1:] = (request[1:] != request[:-1]) | (positions[1:] != positions[:-1] + 1)
+    run = starts.cumsum(0) - 1
+    first = starts.nonzero().squeeze(1)
+    oldest = torch.arange(count, device=device) + run * (width - 1)  # of each row's window, among all records
+    record = oldest.unsqueeze(1) + torch.arange(width, device=device)
+    # records of a run: the whole window of its first row, then one more a row
+    lengths = torch.diff(first, append=first.new_tensor([count])) + width - 1
+    back = torch.arange(int(lengths.sum()), device=device) - oldest[first].repeat_interleave(lengths)
+    position = (positions[first] - (width - 1)).repeat_interleave(lengths) + back
+    owner = request[first].repeat_interleave(lengths)
+    live = position >= rows.window_start_R[owner].clamp(min=0)
+    position = position.where(live, 0)
+    block = rows.window_table_RB[owner, position // slots]
+    live &= block >= 0
+    return Windows(block_F=block.where(live, 0), place_F=position % slots, live_F=live, record_TW=record)
 
 
-def _gather(
-    planes: Planes,
-    table_TB: Tensor,
-    wanted: Tensor,
-    live: Tensor,
-    *,
-    decode: Callable[[Tensor, Tensor], Tensor],
-    into: tuple[Tensor, Tensor],
-) -> None:
-    """Records ``wanted`` (int64 [rows, slots]) where ``live``, through each row's block table; the others become zeros."""
-    values, scales = planes
-    slots = values.shape[1]
-    wanted = wanted.where(live, 0)
-    block = table_TB.gather(1, wanted // slots)
-    live = live & (block >= 0)
-    block, place = block.where(live, 0), wanted % slots
-    records, exist = into
-    records.copy_(decode(values[block, place], scales[block, place]))
-    exist.copy_(live)
-    if not bool(live.all()):
-        records.masked_fill_(~live.unsqueeze(2), 0)  # what stands there may be NaN, and 0 * NaN is NaN
+def _near(window: Planes, windows: Windows) -> Tensor:
+    """float64 [F, C] window records; those that do not exist are zeros (what stands there may be NaN, and 0 * NaN is NaN)."""
+    values, scales = (plane[windows.block_F, windows.place_F] for plane in window)
+    return mxfp8.dequantise(values, scales, dtype=torch.float64).masked_fill_(~windows.live_F.unsqueeze(1), 0)
 
 
-def _softmax_of_records(q_THC: Tensor, records: Tensor, live: Tensor, *, sink_H: Tensor) -> Tensor:
-    """bf16 [rows, H, C]: one softmax over the live records and the sink, whose value is nothing.
+def _far(compressed: Planes, table_TB: Tensor, selected: Tensor) -> tuple[Tensor, Tensor]:
+    """float64 [rows, K, C] compressed records ``selected`` (int64), zeros where none, and which exist, bool [rows, K]."""
+    slots = compressed[0].shape[1]
+    place = selected.clamp(min=0)
+    block = table_TB.gather(1, place // slots)
+    live = (selected >= 0) & (block >= 0)
+    block, place = block.where(live, 0), place % slots
+    values, scales = (plane[block, place] for plane in compressed)
+    records = nvfp4.dequantise(values, scales, dtype=torch.float64)
+    return records.masked_fill_(~live.unsqueeze(2), 0), live
+
+
+def _attend(q_THC: Tensor, records: Tensor, live: Tensor, *, sink_H: Tensor) -> Tensor:
+    """bf16 [rows, H, C]: one softmax over the live records [rows, slots, C] and the sink, whose value is nothing.
 
     Probabilities are rounded to bf16 for the product with the values and not for their sum, as the model does.
     """
-    logits = torch.matmul(q_THC.double(), records.transpose(1, 2)).mul_(q_THC.shape[2] ** -0.5)
+    logits = torch.bmm(q_THC.double(), records.transpose(1, 2)).mul_(q_THC.shape[2] ** -0.5)
     logits.masked_fill_(~live.unsqueeze(1), float("-inf"))
     peak = logits.amax(2, keepdim=True)
     weights = logits.sub_(peak).exp_()
-    total = weights.sum(2, keepdim=True) + torch.exp(sink_H.double().unsqueeze(1) - peak)
-    return torch.matmul(weights.bfloat16().double(), records).div_(total).bfloat16()
+    total = weights.sum(2, keepdim=True) + torch.exp(sink_H.unsqueeze(1) - peak)
+    return torch.bmm(weights.bfloat16().double(), records).div_(total).bfloat16()

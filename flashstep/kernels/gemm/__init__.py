@@ -12,7 +12,16 @@ from torch import Tensor
 from flashstep.kernels.registry import Cost, Family, Implementation
 from flashstep.quant.tensor import QuantTensor
 
-OPS = ("prepare_fp8", "prepare_fp8_grouped", "prepare_bf16", "lin8", "linb", "linf", "linb_grouped")
+OPS = (
+    "prepare_fp8",
+    "prepare_fp8_grouped",
+    "prepare_bf16",
+    "quantise_input",
+    "lin8",
+    "linb",
+    "linf",
+    "linb_grouped",
+)
 
 
 class Gemm(Family):
@@ -20,23 +29,27 @@ class Gemm(Family):
 
     TABLE = tuple(Implementation(op=f"gemm.{op}", module="flashstep.kernels.gemm.reference") for op in OPS)
 
-    def prepare_fp8(self, weight: QuantTensor) -> Any:
-        """E4M3 [O, I] with E8M0 scales per 32 x 32 block, made ready for ``lin8``."""
-        return self._loaded["prepare_fp8"](weight)
+    def prepare_fp8(self, *weights: QuantTensor) -> Any:
+        """E4M3 [O, I] with E8M0 scales per 32 x 32 block, made ready for ``lin8``; several give their outputs side by side."""
+        return self._loaded["prepare_fp8"](*weights)
 
     def prepare_fp8_grouped(self, weight: QuantTensor, *, groups: int) -> Any:
         """E4M3 [G * O, I] with 32 x 32 blocks, made ready for ``linb_grouped`` (the released wo_a)."""
         return self._loaded["prepare_fp8_grouped"](weight, groups=groups)
 
-    def prepare_bf16(self, weight: Tensor) -> Any:
-        """bf16 [O, I], made ready for ``linb`` and ``linf``."""
-        assert weight.dtype is torch.bfloat16 and weight.ndim == 2
-        return self._loaded["prepare_bf16"](weight)
+    def prepare_bf16(self, *weights: Tensor) -> Any:
+        """bf16 [O, I], made ready for ``linb`` and ``linf``; several give their outputs side by side."""
+        assert all(weight.dtype is torch.bfloat16 and weight.ndim == 2 for weight in weights)
+        return self._loaded["prepare_bf16"](*weights)
 
-    def lin8(self, x_TI: Tensor, weight: Any) -> Tensor:
-        """bf16 [T, I] -> bf16 [T, O]: the input is quantised per 32 channels (Q8), accumulation at least fp32."""
+    def quantise_input(self, x_TI: Tensor) -> Any:
+        """bf16 [T, I], quantised per 32 channels (Q8), made ready for ``lin8`` and ``moe.experts``: once for all who share it."""
         assert x_TI.dtype is torch.bfloat16 and x_TI.ndim == 2
-        return self._loaded["lin8"](x_TI, weight)
+        return self._loaded["quantise_input"](x_TI)
+
+    def lin8(self, quantised: Any, weight: Any) -> Tensor:
+        """A quantised input of T rows -> bf16 [T, O], accumulation at least fp32."""
+        return self._loaded["lin8"](quantised, weight)
 
     def linb(self, x_TI: Tensor, weight: Any) -> Tensor:
         """bf16 [T, I] -> bf16 [T, O], accumulation at least fp32; nothing is quantised."""
@@ -52,6 +65,11 @@ class Gemm(Family):
         """bf16 [T, G, I] -> bf16 [T, G, O]: each group has its own weight (block-diagonal); inputs not quantised."""
         assert x_TGI.dtype is torch.bfloat16 and x_TGI.ndim == 3
         return self._loaded["linb_grouped"](x_TGI, weight)
+
+
+def quantise_input_cost(*, rows: int, inputs: int) -> Cost:
+    """bf16 in, E4M3 and scales out."""
+    return Cost(bytes=rows * (3 * inputs + inputs // 32), flops=4 * rows * inputs)
 
 
 def lin8_cost(*, rows: int, inputs: int, outputs: int) -> Cost:

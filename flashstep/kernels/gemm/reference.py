@@ -6,15 +6,16 @@ not depend on the number of rows, on chunking or on threads.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashstep.quant import mxfp8
 from flashstep.quant.tensor import QuantTensor
 
 
-def prepare_fp8(weight: QuantTensor) -> Tensor:
+def prepare_fp8(*weights: QuantTensor) -> Tensor:
     """See ``Gemm.prepare_fp8``: float64 [O, I]."""
-    return weight.dequantise().double()
+    return torch.cat([weight.dequantise().double() for weight in weights])
 
 
 def prepare_fp8_grouped(weight: QuantTensor, *, groups: int) -> Tensor:
@@ -22,14 +23,19 @@ def prepare_fp8_grouped(weight: QuantTensor, *, groups: int) -> Tensor:
     return weight.dequantise().double().unflatten(0, (groups, -1)).transpose(1, 2).contiguous()
 
 
-def prepare_bf16(weight: Tensor) -> Tensor:
+def prepare_bf16(*weights: Tensor) -> Tensor:
     """See ``Gemm.prepare_bf16``: float64 [O, I]."""
-    return weight.double()
+    return torch.cat(weights).double()
 
 
-def lin8(x_TI: Tensor, weight: Any) -> Tensor:
+def quantise_input(x_TI: Tensor) -> Tensor:
+    """See ``Gemm.quantise_input``: the quantised values, float64 [T, I]."""
+    return mxfp8.quantise_dequantise(x_TI, dtype=torch.float64)
+
+
+def lin8(quantised: Any, weight: Any) -> Tensor:
     """See ``Gemm.lin8``."""
-    return (mxfp8.quantise_dequantise(x_TI).double() @ weight.T).bfloat16()
+    return (quantised @ weight.T).bfloat16()
 
 
 def linb(x_TI: Tensor, weight: Any) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashstep.kernels.registry import Cost, Family, Implementation
 
-OPS = ("prepare_projection", "coefficients", "collapse", "write")
+OPS = ("prepare_site", "coefficients", "collapse", "write")
 
 
 class Mhc(Family):
@@ -19,33 +19,24 @@ class Mhc(Family):
 
     TABLE = tuple(Implementation(op=f"mhc.{op}", module="flashstep.kernels.mhc.reference") for op in OPS)
 
-    def prepare_projection(self, fn: Tensor) -> Any:
-        """fp32 [M, S * D] (stream-major columns), made ready for ``coefficients``."""
-        assert fn.dtype is torch.float32 and fn.ndim == 2
-        return self._loaded["prepare_projection"](fn)
+    def prepare_site(self, fn: Tensor, *, base_M: Tensor, scale_3: Tensor, streams: int) -> Any:
+        """fp32 projection [M, S * D] (stream-major columns), base and scales of a site, made ready for ``coefficients``."""
+        assert fn.dtype is torch.float32 and fn.ndim == 2 and fn.shape[0] == 2 * streams + streams * streams
+        assert base_M.dtype is torch.float32 and scale_3.shape == (3,)
+        return self._loaded["prepare_site"](fn, base_M=base_M, scale_3=scale_3, streams=streams)
 
     def coefficients(
         self,
         x_TSD: Tensor,
-        projection: Any,
+        site: Any,
         *,
-        base_M: Tensor,
-        scale_3: Tensor,
         iterations: int,
         eps: float,
         norm_eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """bf16 streams -> pre fp32 [T, S], post fp32 [T, S], comb fp32 [T, S, S]; one RMS statistic over all S * D."""
-        assert x_TSD.dtype is torch.bfloat16 and base_M.dtype is torch.float32 and scale_3.shape == (3,)
-        return self._loaded["coefficients"](
-            x_TSD,
-            projection,
-            base_M=base_M,
-            scale_3=scale_3,
-            iterations=iterations,
-            eps=eps,
-            norm_eps=norm_eps,
-        )
+        assert x_TSD.dtype is torch.bfloat16
+        return self._loaded["coefficients"](x_TSD, site, iterations=iterations, eps=eps, norm_eps=norm_eps)
 
     def collapse(self, x_TSD: Tensor, pre_TS: Tensor) -> Tensor:
         """bf16 streams, fp32 [T, S] -> bf16 [T, D]: b(sum_j pre_j x_j)."""

@@ -42,14 +42,14 @@ class Moe(Family):
             x_TD, gate, bias_E=bias_E, count=count, scale=scale, temperature=temperature
         )
 
-    def swiglu(self, gate_TF: Tensor, up_TF: Tensor, *, limit: float) -> Tensor:
-        """bf16 [T, F], bf16 [T, F] -> bf16 [T, F]: silu(min(gate, limit)) * clamp(up, -limit, limit)."""
-        assert gate_TF.dtype is torch.bfloat16 and gate_TF.shape == up_TF.shape
-        return self._loaded["swiglu"](gate_TF, up_TF, limit=limit)
+    def swiglu(self, gate_up_TF: Tensor, *, limit: float) -> Tensor:
+        """bf16 [T, 2F], the gate before up -> bf16 [T, F]: silu(min(gate, limit)) * clamp(up, -limit, limit)."""
+        assert gate_up_TF.dtype is torch.bfloat16 and gate_up_TF.shape[1] % 2 == 0
+        return self._loaded["swiglu"](gate_up_TF, limit=limit)
 
     def experts(
         self,
-        x_TD: Tensor,
+        quantised: Any,
         prepared: Any,
         *,
         experts_TK: Tensor,
@@ -57,17 +57,18 @@ class Moe(Family):
         shared_TD: Tensor,
         limit: float,
     ) -> Tensor:
-        """bf16 rows -> bf16 [T, D]: b(sum over chosen experts of their bf16 output + the shared expert's output).
+        """T rows from ``gemm.quantise_input`` -> bf16 [T, D]: b(sum over chosen experts of their bf16 output + the shared one's).
 
         Inputs of every linear are quantised per 32 channels; the routing weight multiplies before the down projection.
         """
-        assert (
-            x_TD.dtype is torch.bfloat16
-            and shared_TD.dtype is torch.bfloat16
-            and weights_TK.dtype is torch.float32
-        )
+        assert shared_TD.dtype is torch.bfloat16 and weights_TK.dtype is torch.float32
         return self._loaded["experts"](
-            x_TD, prepared, experts_TK=experts_TK, weights_TK=weights_TK, shared_TD=shared_TD, limit=limit
+            quantised,
+            prepared,
+            experts_TK=experts_TK,
+            weights_TK=weights_TK,
+            shared_TD=shared_TD,
+            limit=limit,
         )
 
 

@@ -13,10 +13,9 @@ WEIGHT_FLOOR = 1e-20  # a literal of the model, not a norm epsilon
 
 
 class PreparedExperts(NamedTuple):
-    """float64 [E, F, D], [E, F, D], [E, D, F]."""
+    """float64: gate beside up [E, 2F, D], because they share an input, and down [E, D, F]."""
 
-    gate: Tensor
-    up: Tensor
+    gate_up: Tensor
     down: Tensor
 
 
@@ -27,7 +26,8 @@ def prepare_gate(weight_ED: Tensor) -> Tensor:
 
 def prepare_experts(w1: QuantTensor, w3: QuantTensor, w2: QuantTensor) -> PreparedExperts:
     """See ``Moe.prepare_experts``: dequantised once, exactly; float64 because every use would convert to it."""
-    return PreparedExperts(*(weight.dequantise().double() for weight in (w1, w3, w2)))
+    gate_up = torch.cat((w1.dequantise(), w3.dequantise()), dim=1)
+    return PreparedExperts(gate_up.double(), w2.dequantise().double())
 
 
 def route(
@@ -43,34 +43,35 @@ def route(
     return experts, (chosen / (chosen.sum(1, keepdim=True) + WEIGHT_FLOOR) * scale).float()
 
 
-def swiglu(gate_TF: Tensor, up_TF: Tensor, *, limit: float) -> Tensor:
+def swiglu(gate_up_TF: Tensor, *, limit: float) -> Tensor:
     """See ``Moe.swiglu``."""
-    return _gated(gate_TF, up_TF, limit=limit).bfloat16()
+    return _gated(gate_up_TF, limit=limit).bfloat16()
 
 
 def experts(
-    x_TD: Tensor, prepared: Any, *, experts_TK: Tensor, weights_TK: Tensor, shared_TD: Tensor, limit: float
+    quantised: Any, prepared: Any, *, experts_TK: Tensor, weights_TK: Tensor, shared_TD: Tensor, limit: float
 ) -> Tensor:
-    """See ``Moe.experts``. Rows are sorted by expert, so that each active expert multiplies its own rows once."""
-    x = mxfp8.quantise_dequantise(x_TD).double()
+    """See ``Moe.experts``. Pairs (row, expert) are sorted by expert: an active expert multiplies its own at once."""
+    rows, count = experts_TK.shape
     chosen, order = experts_TK.flatten().sort(stable=True)
-    active, counts = torch.unique_consecutive(chosen, return_counts=True)
-    total = torch.zeros_like(x)
-    stop = 0
-    for expert, length in zip(active.tolist(), counts.tolist(), strict=True):
-        start, stop = stop, stop + length
-        pairs = order[start:stop]
-        rows = pairs // experts_TK.shape[1]
-        x_rows = x[rows]
-        gate = (x_rows @ prepared.gate[expert].T).bfloat16()
-        up = (x_rows @ prepared.up[expert].T).bfloat16()
-        inner = weights_TK.flatten()[pairs].double().unsqueeze(1) * _gated(gate, up, limit=limit)
-        down = mxfp8.quantise_dequantise(inner.bfloat16()).double() @ prepared.down[expert].T
-        total[rows] += down.bfloat16().double()
-    return (total + shared_TD.double()).bfloat16()
+    active, lengths = (found.tolist() for found in torch.unique_consecutive(chosen, return_counts=True))
+    gate_up_PF = _by_expert(quantised[order // count], prepared.gate_up, active, lengths).bfloat16()
+    inner_PF = _gated(gate_up_PF, limit=limit).mul_(weights_TK.flatten()[order].unsqueeze(1)).bfloat16()
+    inner_PF = mxfp8.quantise_dequantise(inner_PF, dtype=torch.float64)
+    y_PD = _by_expert(inner_PF, prepared.down, active, lengths).bfloat16()
+    y_TKD = torch.empty_like(y_PD).index_copy_(0, order, y_PD).view(rows, count, -1)
+    return (y_TKD.sum(1, dtype=torch.float64) + shared_TD).bfloat16()
 
 
-def _gated(gate_TF: Tensor, up_TF: Tensor, *, limit: float) -> Tensor:
+def _by_expert(x_PI: Tensor, weight_EOI: Tensor, active: list[int], lengths: list[int]) -> Tensor:
+    """float64 [P, O]: runs of ``lengths`` rows, each times the weight of its expert."""
+    out = x_PI.new_empty(x_PI.shape[0], weight_EOI.shape[1])
+    for expert, x, y in zip(active, x_PI.split(lengths), out.split(lengths), strict=True):
+        torch.mm(x, weight_EOI[expert].T, out=y)
+    return out
+
+
+def _gated(gate_up_TF: Tensor, *, limit: float) -> Tensor:
     """float64 silu(min(gate, limit)) * clamp(up): the gate is clamped from above only."""
-    gate = gate_TF.double().clamp(max=limit)
-    return torch.nn.functional.silu(gate) * up_TF.double().clamp(-limit, limit)
+    gate, up = gate_up_TF.double().chunk(2, dim=1)
+    return torch.nn.functional.silu(gate.clamp(max=limit)).mul_(up.clamp(-limit, limit))

@@ -19,13 +19,13 @@ def angles(positions_T: Tensor, frequencies_P: Tensor) -> tuple[Tensor, Tensor]:
 
 def rotate(x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
     """See ``NormRope.rotate``."""
-    pairs = cos_TP.shape[1]
-    shape = (x.shape[0], *(1 for _ in x.shape[1:-1]), pairs)
-    cos, sin = cos_TP.double().view(shape), sin_TP.double().view(shape)
+    turn = torch.complex(cos_TP, sin_TP).to(torch.complex128)
+    if x.ndim == 3:
+        turn = turn.unsqueeze(1)  # the same for all heads
     out = x.clone()
-    even, odd = x[..., -2 * pairs :: 2].double(), x[..., 1 - 2 * pairs :: 2].double()
-    out[..., -2 * pairs :: 2] = (even * cos - odd * sin).bfloat16()
-    out[..., 1 - 2 * pairs :: 2] = (even * sin + odd * cos).bfloat16()
+    tail = out[..., -2 * cos_TP.shape[1] :]
+    turned = torch.view_as_complex(tail.double().unflatten(-1, (-1, 2))) * turn
+    tail.copy_(torch.view_as_real(turned).flatten(-2))
     return out
 
 
