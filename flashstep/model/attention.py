@@ -1,8 +1,8 @@
 """CSA2 attention (spec/model.md 3): window, compressed and shared KV; the layer roles as four classes of one shape.
 
 ``publish`` writes what the rows leave in the caches, ``attend`` reads. They are two calls because bounded replay publishes more
-rows than it attends (spec/model.md 9); the query latent, of one product with the record, goes from one to the other. A layer that reads
-another layer's entries is given that view when it is built.
+rows than it attends (spec/model.md 9); the query latent, of one product with the record, goes from one to the other. A layer
+that reads another layer's entries is given that view when it is built.
 Suffixes: T rows, D width, L query latent, H heads, C head channels, G output groups.
 """
 

@@ -23,9 +23,9 @@ class ForwardBatch:
     store_T            bool   whether a row writes global KV (False for replayed rows)
     lookback_TN        int64  compressed token ids at t, t-1, .. (newest first, N = engram_max_ngram_size); blocked places
                               already hold the compressed PAD id (spec/model.md 6.4)
-    logit_rows         int64  the rows whose logits are wanted
-    tail_rows          int64 or None  the rows that layers past the last KV source run on; None: all rows (spec/model.md 9).
-                              ``logit_rows`` then index the kept rows.
+    tail_start_R       int64 or None  the first position that layers past the last KV source run on, and the first whose
+                              window record they may read (spec/model.md 9); None: every row runs everywhere
+    logit_rows         int64  the rows whose logits are wanted, counted among those that run to the end
     """
 
     input_ids_T: Tensor
@@ -38,4 +38,4 @@ class ForwardBatch:
     store_T: Tensor
     lookback_TN: Tensor
     logit_rows: Tensor
-    tail_rows: Tensor | None = None
+    tail_start_R: Tensor | None = None

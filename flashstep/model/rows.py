@@ -81,15 +81,14 @@ class Rows:
             compressed_rotation=(self.compressed_rotation[0][kept], self.compressed_rotation[1][kept]),
         )
 
-    def cut_windows(self, everything: "Rows") -> "Rows":
-        """These kept rows with windows that start at the first kept row, for requests that lost rows of ``everything``.
+    def from_positions(self, start_R: Tensor) -> Tensor:
+        """int64: the rows at or after their request's ``start_R``."""
+        a = self.attention
+        return (a.positions_T >= start_R[a.request_T]).nonzero().flatten()
 
-        Dropped rows have no window records past the last KV source, so nothing before the first kept row may be read there.
-        """
-        requests = self.attention.window_start_R.shape[0]
-        first_kept = _first_position(self.attention, requests)
-        first = _first_position(everything.attention, requests)
-        start = torch.where(first_kept > first, first_kept, self.attention.window_start_R)
+    def cut_windows(self, start_R: Tensor) -> "Rows":
+        """The same rows with windows that begin at ``start_R`` at the earliest: before it nobody left records."""
+        start = torch.maximum(self.attention.window_start_R, start_R)
         return replace(self, attention=replace(self.attention, window_start_R=start))
 
 
@@ -120,8 +119,3 @@ def rows_of(
         compressed_rotation=rotations[1],
         block_size=block_size,
     )
-
-
-def _first_position(rows: AttentionRows, requests: int) -> Tensor:
-    none = torch.full((requests,), torch.iinfo(torch.int64).max, device=rows.positions_T.device)
-    return none.scatter_reduce(0, rows.request_T, rows.positions_T, "amin")

@@ -30,7 +30,7 @@ from flashstep.model.rope import compressed_frequencies, window_frequencies
 from flashstep.model.rows import Rows, rows_of
 from flashstep.quant.tensor import QuantTensor
 
-TILE_ROWS = 256  # measured 2026-11-30, see docs/log.md
+TILE_ROWS = 512  # measured 2026-11-30, see docs/log.md
 OTHERS = ("mtp.", "vision.", "aligner.", "image_")  # released names that belong to other modules
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashstep.model.batch import ForwardBatch
 from flashstep.runner.histories import History, Slots
-from flashstep.runner.replay import kept_count, kept_rows
+from flashstep.runner.replay import cuts, dropped_count, tail_start
 from flashstep.step import Span
 
 
@@ -20,7 +20,7 @@ class BatchBuilder:
     """Builds the batch of a step.
 
     ``token_map`` int64 [vocabulary] holds compressed ids; ``pad`` is the compressed PAD; ``lookback`` is N;
-    ``trim_window`` is how many last rows are kept past the last KV source, or None where every row runs everywhere.
+    ``trim_window`` is how many last tokens of a prompt run past the last KV source, or None where every row runs everywhere.
     """
 
     def __init__(
@@ -39,8 +39,10 @@ class BatchBuilder:
         lengths = [span.length for span in spans]
         slot_R = np.array([span.slot for span in spans], dtype=np.int64)
         columns = max(-(-(span.start + span.length) // slots.block_size) for span in spans)
-        kept = None if self._trim_window is None else kept_rows(spans, window=self._trim_window)
-        logit_rows = self._logit_rows(spans, histories)
+        starts = [
+            self._tail_start(span, history, slots) for span, history in zip(spans, histories, strict=True)
+        ]
+        logit_rows = _logit_rows(spans, histories, starts)
         return ForwardBatch(
             input_ids_T=self._tensor(np.concatenate(tokens)),
             positions_T=self._tensor(np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])),
@@ -52,7 +54,7 @@ class BatchBuilder:
             store_T=self._tensor(np.concatenate([np.arange(s.length) >= s.replay for s in spans])),
             lookback_TN=self._tensor(np.concatenate(lookbacks)),
             logit_rows=self._tensor(logit_rows),
-            tail_rows=None if kept is None else self._tensor(kept),
+            tail_start_R=self._tensor(np.array(starts, dtype=np.int64)) if any(starts) else None,
         )
 
     def _tokens(self, span: Span, history: History) -> tuple[np.ndarray, np.ndarray]:
@@ -64,19 +66,26 @@ class BatchBuilder:
         lookback = np.lib.stride_tricks.sliding_window_view(compressed, self._lookback)[:, ::-1]
         return ids[before:], lookback
 
-    def _logit_rows(self, spans: Sequence[Span], histories: Sequence[History]) -> np.ndarray:
-        """The rows whose logits are wanted, span by span, counted among the rows that run to the end."""
-        rows: list[int] = []
-        base = 0
-        for span, history in zip(spans, histories, strict=True):
-            count = span.length if self._trim_window is None else kept_count(span, window=self._trim_window)
-            dropped = span.length - count
-            rows += [base + offset - dropped for offset in wanted_offsets(span, history)]
-            base += count
-        return np.array(rows, dtype=np.int64)
+    def _tail_start(self, span: Span, history: History, slots: Slots) -> int:
+        """Where the layers past the last KV source begin, 0 where that is of no consequence to ``span``."""
+        if self._trim_window is None:
+            return 0
+        start = tail_start(history, known=int(slots.known[span.slot]), window=self._trim_window)
+        return start if cuts(span, start, window=self._trim_window) else 0
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _logit_rows(spans: Sequence[Span], histories: Sequence[History], starts: Sequence[int]) -> np.ndarray:
+    """The rows whose logits are wanted, span by span, counted among the rows that run to the end."""
+    rows: list[int] = []
+    base = 0
+    for span, history, start in zip(spans, histories, starts, strict=True):
+        dropped = dropped_count(span, start)
+        rows += [base + offset - dropped for offset in wanted_offsets(span, history)]
+        base += span.length - dropped
+    return np.array(rows, dtype=np.int64)
 
 
 def prompt_logprob_count(span: Span, history: History) -> int:

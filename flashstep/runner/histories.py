@@ -43,6 +43,7 @@ class Slots:
         self.window_start = np.zeros(count, dtype=np.int64)
         self._filled = np.zeros((2, count), dtype=np.int64)  # table entries that are known, global and window
         self._holders: list[History | None] = [None] * count
+        self.known = np.zeros(count, dtype=np.int64)  # tokens of the holder when it took the slot
         self._computed = [0] * count  # at admission, until the first span
 
     @staticmethod
@@ -61,6 +62,7 @@ class Slots:
         slot = admission.slot
         assert self._holders[slot] is None, f"slot {slot} is taken"
         self._holders[slot] = history
+        self.known[slot] = history.length
         self._computed[slot] = admission.computed
         self.window_start[slot] = 0
 

@@ -89,7 +89,7 @@ class Driver:
     def step(self, chunks: Sequence[Chunk], *, logits: str = "all", tail: int | None = None) -> list[Tensor]:
         """Run the chunks as one forward; the fp32 logits of each chunk's rows, or [none] ("none").
 
-        ``tail`` keeps at most that many last rows of each chunk past the last KV source; logits then are of kept rows.
+        ``tail`` is the first position that layers past the last KV source run on; logits then are of rows from there on.
         """
         ids, positions, request, store, lookback, kept, counts = [], [], [], [], [], [], []
         for number, chunk in enumerate(chunks):
@@ -103,7 +103,7 @@ class Driver:
             request += [number] * len(rows)
             store += [t >= start + chunk.replay for t in rows]
             lookback += [self._lookback(s, t) for t in rows]
-            size = len(rows) if tail is None else min(tail, len(rows))
+            size = sum(t >= (tail or 0) for t in rows)
             kept += range(base + len(rows) - size, base + len(rows))
             counts.append(size)
             s.done = chunk.stop
@@ -119,7 +119,7 @@ class Driver:
             store_T=torch.tensor(store),
             lookback_TN=torch.tensor(lookback),
             logit_rows=torch.arange(0 if logits == "none" else len(kept)),
-            tail_rows=None if tail is None else torch.tensor(kept),
+            tail_start_R=None if tail is None else torch.full((len(chunks),), tail),
         )
         out = self.model.forward(batch)
         return [out] if logits == "none" else list(out.split(counts))

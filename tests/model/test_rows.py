@@ -58,10 +58,12 @@ def test_visible_entries_are_complete_ones() -> None:
     assert r.index_rows[1].visible_T.tolist() == [1, 2, 3, 6]
 
 
-def test_cut_windows_start_at_the_first_kept_row_of_who_lost_rows() -> None:
+def test_the_tail_starts_at_a_position_and_so_do_its_windows() -> None:
     r = rows([4, 5, 6, 7, 0, 1], [0] * 4 + [1] * 2)
-    kept = r.keep(torch.tensor([2, 3, 4, 5]))
+    start = torch.tensor([6, 0])
+    kept = r.keep(r.from_positions(start))
     assert kept.positions_T.tolist() == [6, 7, 0, 1] and kept.slot_T.tolist() == [4, 4, 2, 2]
-    assert kept.cut_windows(r).attention.window_start_R.tolist() == [6, 0]
-    everything = torch.arange(6)
-    assert r.keep(everything).cut_windows(r).attention.window_start_R.tolist() == [4, 0]
+    assert kept.cut_windows(start).attention.window_start_R.tolist() == [6, 0]
+    earlier = torch.tensor([2, 0])  # a replay begins at 4 already
+    assert r.cut_windows(earlier).attention.window_start_R.tolist() == [4, 0]
+    assert r.from_positions(torch.tensor([8, 2])).tolist() == []

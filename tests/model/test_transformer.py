@@ -173,9 +173,12 @@ def test_candidates_restrict_reindex_layers_only_when_they_bind(blocks: int, bin
 
 
 @pytest.mark.parametrize("name", "AG")
-@pytest.mark.parametrize("cuts", [(), (8,), (40,), (20, 57)])
+@pytest.mark.parametrize("cuts", [(), (8,), (40,), (20, 57), (20, 29, 43, 51)])
 def test_tail_rows_equal_the_oracles_bounded_replay(name: str, cuts: tuple[int, ...]) -> None:
-    """Decoder-side: layers past the last KV source run on the last rows of each chunk only, then on every decoded row."""
+    """Decoder-side: layers past the last KV source run on the last rows of each chunk only, then on every decoded row.
+
+    Chunks of W + 1 .. 2W - 2 rows (9 to 14 here) leave a gap inside the window of their first kept rows: it ends there.
+    """
     c, window = case(name), case(name).config.sliding_window
     tokens, cold = expected(name)
     prompt = 61

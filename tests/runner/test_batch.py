@@ -14,8 +14,11 @@ MAP = np.arange(50, dtype=np.int64) + 100
 BLOCK = 4
 
 
-def history(length: int, *, output: list[int] | None = None, request_id: str = "r") -> History:
-    request = Request(id=request_id, prompt=tuple(range(length)), params=SamplingParams(max_tokens=9))
+def history(
+    length: int, *, output: list[int] | None = None, request_id: str = "r", prompt_logprobs: int | None = None
+) -> History:
+    params = SamplingParams(max_tokens=9, prompt_logprobs=prompt_logprobs)
+    request = Request(id=request_id, prompt=tuple(range(length)), params=params)
     return History(request=request, output=output or [])
 
 
@@ -80,7 +83,7 @@ def test_two_requests(slots: Slots) -> None:
     ]
     assert batch.store_T.tolist() == [True] * 4
     assert batch.logit_rows.tolist() == [3]
-    assert batch.tail_rows is None
+    assert batch.tail_start_R is None
 
 
 def test_the_first_tokens_look_back_on_pad(slots: Slots) -> None:
@@ -114,19 +117,21 @@ def test_a_bounded_hit_in_two_spans(slots: Slots) -> None:
     batch = builder(trim_window=4).build([first], slots)
     assert batch.store_T.tolist() == [False] * 5
     assert batch.window_start_R.tolist() == [8]
-    assert batch.tail_rows is not None and batch.tail_rows.tolist() == [1, 2, 3, 4]
+    assert batch.tail_start_R is not None and batch.tail_start_R.tolist() == [16]  # 20 tokens are known
+    assert batch.logit_rows.tolist() == []
     slots.extend(second)
     batch = builder(trim_window=4).build([second], slots)
     assert batch.store_T.tolist() == [False] * 3 + [True] * 4
     assert batch.window_start_R.tolist() == [8]  # fixed by the admission
-    assert batch.tail_rows is not None and batch.tail_rows.tolist() == [3, 4, 5, 6]
-    assert batch.logit_rows.tolist() == [3]  # counted among the kept rows
+    assert batch.tail_start_R is not None and batch.tail_start_R.tolist() == [16]
+    assert batch.logit_rows.tolist() == [3]  # counted among the rows from 16 on
 
 
 def test_wanted_logits(slots: Slots) -> None:
     """Prompt log-probabilities: every row but that of the last prompt token, which is sampled from."""
     for slot, length in enumerate((10, 10, 3)):
-        admit(slots, slot, history(length, output=[40] if length == 3 else None))
+        asked = None if slot == 1 else 0
+        admit(slots, slot, history(length, output=[40] if length == 3 else None, prompt_logprobs=asked))
     spans = [
         span(0, 0, 6, prompt_logprobs=True),
         span(1, 0, 10, sample=True),
@@ -136,8 +141,19 @@ def test_wanted_logits(slots: Slots) -> None:
         slots.extend(each)
     assert builder().build(spans, slots).logit_rows.tolist() == [0, 1, 2, 3, 4, 5, 15, 16, 17, 19]
     batch = builder(trim_window=2).build(spans, slots)
-    assert batch.tail_rows is not None
-    assert batch.tail_rows[batch.logit_rows].tolist() == [0, 1, 2, 3, 4, 5, 15, 16, 17, 19]
+    assert batch.tail_start_R is not None and batch.tail_start_R.tolist() == [0, 8, 0]
+    assert batch.logit_rows.tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        7,
+        8,
+        9,
+        11,
+    ]  # rows 6 to 13 of the step were dropped
 
 
 def test_slots_forget(slots: Slots) -> None:

@@ -4,25 +4,44 @@ import msgspec
 import pytest
 
 from flashstep.config.presets import released
-from flashstep.runner.replay import kept_count, kept_rows, may_trim
+from flashstep.request import Request, SamplingParams
+from flashstep.runner.histories import History
+from flashstep.runner.replay import cuts, dropped_count, may_trim, tail_start
 from flashstep.step import Span
 
 
-def span(length: int, *, prompt_logprobs: bool = False) -> Span:
-    return Span(slot=0, start=0, length=length, sample=False, prompt_logprobs=prompt_logprobs)
+def span(start: int, length: int) -> Span:
+    return Span(slot=0, start=start, length=length, sample=False)
 
 
-@pytest.mark.parametrize(("length", "count"), [(1, 1), (7, 7), (8, 8), (9, 8), (100, 8)])
-def test_the_last_window_of_a_span(length: int, count: int) -> None:
-    assert kept_count(span(length), window=8) == count
-    assert kept_count(span(length, prompt_logprobs=True), window=8) == length
+def history(*, prompt_logprobs: int | None = None) -> History:
+    params = SamplingParams(max_tokens=1, prompt_logprobs=prompt_logprobs)
+    return History(request=Request(id="a", prompt=(1,), params=params))
 
 
-def test_rows_of_a_step() -> None:
-    kept = kept_rows([span(1), span(6), span(4, prompt_logprobs=True), span(3)], window=3)
-    assert kept is not None
-    assert kept.tolist() == [0, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
-    assert kept_rows([span(1), span(3), span(9, prompt_logprobs=True)], window=3) is None
+@pytest.mark.parametrize(("known", "start"), [(1, 0), (8, 0), (9, 1), (100, 92)])
+def test_the_last_window_of_what_is_known(known: int, start: int) -> None:
+    assert tail_start(history(), known=known, window=8) == start
+    assert tail_start(history(prompt_logprobs=0), known=known, window=8) == 0
+
+
+def test_rows_are_dropped_by_position_wherever_a_chunk_is_cut() -> None:
+    assert [
+        dropped_count(span(0, 100), 92),
+        dropped_count(span(0, 92), 92),
+        dropped_count(span(0, 50), 92),
+    ] == [92, 92, 50]
+    assert [
+        dropped_count(span(50, 50), 92),
+        dropped_count(span(92, 8), 92),
+        dropped_count(span(95, 5), 92),
+    ] == [42, 0, 0]
+
+
+def test_a_tail_matters_while_a_window_reaches_back_before_it() -> None:
+    assert cuts(span(92, 8), 92, window=8)  # row 92 would read from 85 on
+    assert cuts(span(98, 1), 92, window=8)
+    assert not cuts(span(99, 1), 92, window=8)
 
 
 def test_engram_past_the_last_source_forbids_it() -> None:

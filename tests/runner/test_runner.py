@@ -3,7 +3,6 @@
 What is compared are log-probabilities of every prompt position and greedy tokens with theirs: fp32, equal or not.
 """
 
-import itertools
 import random
 from collections.abc import Sequence
 
@@ -213,10 +212,9 @@ def test_nobody_is_sampled_in_a_step_of_chunks(exact: ModelRunner) -> None:
 # ---- bounded -------------------------------------------------------------------------------------------------------------
 
 
-def kept(length: int, cuts: Sequence[int]) -> torch.Tensor:
-    """The rows that layers past the last source run on: the last window of each span."""
-    edges = [0, *cuts, length]
-    return torch.tensor([t for a, b in itertools.pairwise(edges) for t in range(max(a, b - WINDOW), b)])
+def kept(length: int) -> torch.Tensor:
+    """The rows that layers past the last source run on: the prompt's last window, however it is cut."""
+    return torch.arange(max(length - WINDOW, 0), length)
 
 
 @pytest.mark.parametrize("length", [5, 8, 9, 16, 33])
@@ -226,7 +224,7 @@ def test_bounded_prefill_is_the_oracles_bounded(
     ids = prompt(length, seed=1)
     for cuts in ([], [2], [length // 2], [3, length - 1]):
         live = Hand(bounded, seed=length).alone(ids, cuts=cuts, logprobs=5)
-        replay = oracle.Replay(kept=kept(length, cuts))
+        replay = oracle.Replay(kept=kept(length))
         logits = witnessed(witness, ids, replay=replay).logits_BTV
         assert logits is not None
         assert live.logprobs == token_logprobs(logits[0, -1:], live.tokens, counts=[5]), cuts
@@ -279,9 +277,7 @@ def test_bounded_hit_is_the_oracles_bounded(
         index_keys={
             s: trace[f"layers.{s}.index_keys"][:, : hit // witness.config.compress_ratios[s]] for s in sources
         },
-        kept=torch.tensor(
-            [t for a, b in itertools.pairwise([start, *cuts, len(ids)]) for t in range(max(a, b - WINDOW), b)]
-        ),
+        kept=kept(len(ids)),
     )
     logits = witnessed(witness, ids, replay=replay).logits_BTV
     assert logits is not None

@@ -12,7 +12,7 @@ from torch import Tensor
 from flashstep.kernels.attention import AttentionRows, Planes
 from flashstep.quant import mxfp8, nvfp4
 
-WORKSPACE_BYTES = 8 << 20  # beyond this the copies leave the cache: measured 2026-11-30
+WORKSPACE_BYTES = 2 << 20  # 0.5 to 8 MiB differ by 10 %: measured 2026-11-30, see docs/log.md
 
 
 class Windows(NamedTuple):
