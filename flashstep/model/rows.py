@@ -1,6 +1,6 @@
 """Rows: what every layer asks of the step's rows, worked out once a forward from ``ForwardBatch``.
 
-Owns the places that rows write to, their rotations for both layer kinds, and the tables they read through. ``tail`` gives the
+Owns the places that rows write to, their rotations for both layer kinds, and the tables they read through. ``keep`` gives the
 same for the rows that layers past the last KV source run on (spec/model.md 9). Suffixes: see ``batch``; P rotary pairs.
 """
 

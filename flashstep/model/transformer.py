@@ -78,6 +78,8 @@ class Block:
         assert state.selection is None or state.selection.candidates_TM is None, (
             "candidates cannot precede the last source"
         )
+        if kept.numel() == 0:  # the chunk ends before anybody's last rows
+            return State(x_TSD=x_TSD[kept], pre_TS=state.pre_TS[kept], selection=None)
         return self._rest(x_TSD[kept], u_TD[kept], latent_TL[kept], kept_rows, None)
 
     def _enter(self, state: State, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -168,10 +170,13 @@ class Transformer:
         pre_TS[:, 0] = 1  # before the first site the streams are equal: read one of them
         state = State(x_TSD=x_TSD, pre_TS=pre_TS, selection=None)
         for layer, block in enumerate(self._blocks):
-            if batch.tail_rows is not None and layer == self._last_source:
-                kept_rows = rows.keep(batch.tail_rows)
-                state = block.forward_tail(state, rows, kept=batch.tail_rows, kept_rows=kept_rows)
-                rows = kept_rows.cut_windows(rows)
+            if batch.tail_start_R is not None and layer == self._last_source:
+                kept = rows.from_positions(batch.tail_start_R)
+                kept_rows = rows.keep(kept)
+                state = block.forward_tail(state, rows, kept=kept, kept_rows=kept_rows)
+                if kept.numel() == 0:
+                    break
+                rows = kept_rows.cut_windows(batch.tail_start_R)
             else:
                 state = block.forward(state, rows)
         wanted = batch.logit_rows

@@ -18,9 +18,7 @@ from flashstep.sampling.logprobs import token_logprobs
 from flashstep.sampling.sampler import SampleRow, sample
 from flashstep.step import Span, SpanResult, StepPlan, StepResult
 
-PARALLEL_ROWS = (
-    512  # below, an op has no work worth waiting for a second thread: measured 2026-11-30, see docs/log.md
-)
+PARALLEL_ROWS = 512  # the smallest step at which a second thread was seen to pay: docs/log.md, 2026-11-30
 
 
 class ModelRunner:
