@@ -5,6 +5,7 @@ and nothing is ever dropped: the queues have no high-water mark, because a lost 
 of requests.
 """
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,8 +13,10 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from flashstep.config.errors import ConfigError
 from flashstep.ipc.messages import ToEngine, ToServer
 
+SOCKET_PATH_BYTES = 107  # of a Unix socket on Linux
 LINGER_MS = 500  # how long a closing socket may still try to deliver its last words
 
 
@@ -24,16 +27,29 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def fresh(cls) -> "Addresses":
-        """A new folder that only this user can enter. Its maker calls ``remove`` when both ends are closed."""
-        return cls(folder=tempfile.mkdtemp(prefix="flashstep-"))
+        """A new folder that only this user can enter. Its maker calls ``remove`` when both ends are closed.
+
+        ``ConfigError`` if the machine's temporary folder has too long a name for a socket.
+        """
+        addresses = cls(folder=tempfile.mkdtemp(prefix="flashstep-"))
+        length = len(os.fsencode(addresses.to_engine.removeprefix("ipc://")))
+        if length > SOCKET_PATH_BYTES:
+            addresses.remove()
+            raise ConfigError(
+                f"the temporary folder {tempfile.gettempdir()}",
+                [
+                    f"a socket in it has a path of {length} bytes, of {SOCKET_PATH_BYTES} allowed; set TMPDIR to a shorter one"
+                ],
+            )
+        return addresses
 
     @property
     def to_engine(self) -> str:
-        return f"ipc://{self.folder}/to-engine"
+        return f"ipc://{self.folder}/in"
 
     @property
     def to_server(self) -> str:
-        return f"ipc://{self.folder}/to-server"
+        return f"ipc://{self.folder}/out"
 
     def remove(self) -> None:
         shutil.rmtree(Path(self.folder), ignore_errors=True)
@@ -83,7 +99,6 @@ def _sockets(addresses: Addresses) -> tuple[zmq.Context, zmq.Socket, zmq.Socket]
     out, into = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     for socket in (out, into):
         socket.set_hwm(0)
-    assert len(addresses.to_engine) < 107, "a Unix socket path is limited to 107 bytes"
     return context, out, into
 
 

@@ -56,6 +56,8 @@ def without_overtaking(grants: Sequence[int], *, first_waiting: int) -> list[int
         return result
     payer = max(range(len(result)), key=result.__getitem__)
     for gap in gaps:
+        if result[payer] <= 1:  # it has paid what it can: the next one
+            payer = max(range(len(result)), key=result.__getitem__)
         if result[payer] <= 1:
             result[gap:] = [0] * (len(result) - gap)
             break

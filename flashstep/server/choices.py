@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from flashstep.chat.parse import Delta
-from flashstep.ipc.client import OutputStream
+from flashstep.ipc.client import EngineDied, OutputStream
 from flashstep.ipc.messages import RequestOutput
 from flashstep.request import TokenLogprob
 from flashstep.server.metrics import Metrics
@@ -101,6 +101,10 @@ class Choice:
             self.finish_reason = "error"
             self._count_end()
             raise Failed("the engine ended this request with an error")
+        if output.finish_reason == "abort":  # not at our wish: a stream that is closed here hears no more
+            self.finish_reason = "abort"
+            self._count_end()
+            raise EngineDied("it was told to stop while it answered")
         if self._discard:
             return self._discarded(output)
         tokens = output.tokens

@@ -175,18 +175,20 @@ def test_f36_disconnect_storm(
     assert served.metric("engine_steps_total") <= ended + 10, "something of the storm still runs"
 
 
-def test_the_engine_is_killed(serve: Callable[..., Served]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_engine_ends_on_its_own(serve: Callable[..., Served], number: int) -> None:
+    """Killed, or told to stop by somebody else: either way who waits is told, and so is who comes later."""
     served = serve()
     streaming = served.opened("/v1/completions", {**ENDLESS, "stream": True})
     waiting = served.opened("/v1/completions", ENDLESS)
     response = streaming.getresponse()
     assert response.readline().startswith(b"data: ")
     await_that(lambda: served.metric("num_requests_running") == 2)
-    os.kill(served.engine_pid, signal.SIGKILL)
+    os.kill(served.engine_pid, number)
     rest = response.read().decode()
     assert '"code":503' in rest and rest.endswith("data: [DONE]\n\n")
     assert waiting.getresponse().status == 503
-    assert served.get("/health")[0] == 503
+    await_that(lambda: served.get("/health")[0] == 503, within_s=10)
     status, answer = served.post("/v1/completions", {"prompt": "x"})
     assert status == 503 and answer["error"]["code"] == 503
     assert served.get("/metrics")[0] == 200

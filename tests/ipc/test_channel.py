@@ -1,11 +1,13 @@
 """The two ends of the wire, over real sockets."""
 
 import stat
+import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from flashstep.config.errors import ConfigError
 from flashstep.ipc import messages
 from flashstep.ipc.channel import Addresses, EngineEnd, ServerEnd
 from flashstep.request import TokenLogprob
@@ -107,3 +109,15 @@ def test_an_unknown_message_is_an_error(ends):
     assert server.readable.poll(2000)
     with pytest.raises(msgspec.ValidationError):
         server.receive()
+
+
+def test_a_temporary_folder_with_too_long_a_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Unix socket's path holds 107 bytes; found by a CI run whose temporary folder was deep."""
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with pytest.raises(ConfigError, match="set TMPDIR to a shorter one"):
+        Addresses.fresh()
+    assert not list(deep.iterdir())

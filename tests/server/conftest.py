@@ -78,7 +78,9 @@ class Server:
     def script(self, name: str, output: str | Sequence[Sequence[int]], **options: Any) -> dict[str, str]:
         """Write a script and give the ``extra_body`` that asks for it. A text becomes one token a step."""
         runs = [[token] for token in self.tokenizer.encode(output)] if isinstance(output, str) else output
-        (self.scripts / f"{name}.json").write_text(json.dumps({"runs": runs, **options}))
+        whole = self.scripts / f"{name}.new"
+        whole.write_text(json.dumps({"runs": runs, **options}))
+        whole.replace(self.scripts / f"{name}.json")  # the stub may be reading the one before
         return {"cache_salt": name}
 
     def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
