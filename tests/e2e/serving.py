@@ -132,7 +132,9 @@ class Served:
         announced = self.process.stdout.readline()
         self.ready_s = time.monotonic() - self._started
         if not announced:
-            raise RuntimeError(f"the server ended with {self.process.wait(PATIENCE_S)}: {self.log()}")
+            status, log = self.process.wait(PATIENCE_S), self.log()
+            self.remove()
+            raise RuntimeError(f"the server ended with {status}: {log}")
         self.url = announced.split(" is served at ")[1].split("/v1")[0]
         self.host, self.port = self.url.removeprefix("http://").split(":")
         self.engine_pid = self.engine()
