@@ -41,8 +41,6 @@ def export(
     config = ModelConfig.parse(data)
     write_checkpoint(folder, data, tensors=stored(config, packed), shard_bytes=SHARD_BYTES)
     write_tokenizer(tokenizer, folder, max_length=config.max_position_embeddings)
-    for file in folder.iterdir():
-        file.chmod(0o644)  # shards come out readable by their owner alone, and these are to be shipped
     return config
 
 

@@ -38,6 +38,7 @@ def test_shards_are_bounded_and_counted(written: Path) -> None:
     assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     sizes = [(written / file).stat().st_size for file in files]
     assert max(sizes) < SHARD_BYTES + 100_000  # and the header
+    assert all((written / file).stat().st_mode & 0o777 == 0o644 for file in files)  # others may read them
     total = json.loads((written / "model.safetensors.index.json").read_text())["metadata"]["total_size"]
     assert total < sum(sizes) < total + 100_000 * len(files)
 
