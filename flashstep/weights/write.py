@@ -74,7 +74,7 @@ def write_shards(
             folder / file,
             metadata={"format": "pt"},
         )
-        (folder / file).chmod(0o644)  # safetensors leaves them to their owner alone, and a checkpoint is to be shared
+        (folder / file).chmod(0o644)  # safetensors leaves it to its owner alone; a checkpoint is shared
         places.update({item.name: file for item in shard})
     total = sum(_stored_bytes(item) for shard in shards for item in shard)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
