@@ -57,7 +57,8 @@ class CachePool:
 
         def blocks(count: int, record: Record, records_per_block: int) -> Tensor:
             size = block_bytes(record, records_per_block=records_per_block)
-            return torch.zeros(count, size, dtype=torch.uint8, device=device)
+            # not cleared: nothing unwritten is ever read (tests poison it), and a pool costs memory only as it fills
+            return torch.empty(count, size, dtype=torch.uint8, device=device)
 
         self.block_size = block_size
         self.num_blocks = num_blocks

@@ -52,6 +52,8 @@ def test_views_have_their_layers_and_ratios() -> None:
             1,
         )
     assert p.window(7).planes[0].shape == (5, 4, 64)
+    for layer in (2, 3):
+        p.window(layer).planes[0].zero_()
     p.window(3).planes[0][2, 1] = 9
     assert bool((p.window(3).planes[0][2, 1] == 9).all()) and not p.window(2).planes[0].any()
 
@@ -72,6 +74,8 @@ def test_poison_reads_as_nan_everywhere() -> None:
 
 def test_poison_of_blocks_spares_the_others() -> None:
     p = pool(CacheGroups.of(tiny.configuration("A")))
+    for plane in (*p.source(5).compressed, *p.source(4).index_keys, *p.window(6).planes):
+        plane.zero_()
     p.poison_blocks(torch.tensor([1, 4]))
     p.poison_window_blocks(torch.tensor([0]))
     for planes in (p.source(5).compressed, p.source(4).index_keys):
