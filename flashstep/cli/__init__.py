@@ -17,6 +17,7 @@ from flashstep.cli.check import Check
 from flashstep.cli.generate import Generate
 from flashstep.cli.kernels import Kernels
 from flashstep.cli.serve import Serve
+from flashstep.config.env import limit_spinning
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args=argv,
         config=(tyro.conf.EnumChoicesFromValues, tyro.conf.OmitSubcommandPrefixes),
     )
+    limit_spinning()
     try:
         return command.run()
     except ValueError as error:
