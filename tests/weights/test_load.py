@@ -245,12 +245,12 @@ def test_an_empty_folder(tmp_path: Path, config: ModelConfig) -> None:
     )
 
 
-def test_nan_is_refused_by_name(written: Path, config: ModelConfig) -> None:
+def test_nan_is_refused_by_name(folder: Path, config: ModelConfig) -> None:
     """A NaN norm, an E8M0 byte 255 and an E4M3 NaN would load and make every answer NaN: all three are named."""
-    _edit(written, "norm.weight", lambda tensors: tensors["norm.weight"].fill_(float("nan")))
-    _edit(written, EXPERT_SCALE, lambda tensors: tensors[EXPERT_SCALE].view(torch.uint8)[0].fill_(255))
+    _edit(folder, "norm.weight", lambda tensors: tensors["norm.weight"].fill_(float("nan")))
+    _edit(folder, EXPERT_SCALE, lambda tensors: tensors[EXPERT_SCALE].view(torch.uint8)[0].fill_(255))
     dense = "layers.2.attn.wq_b.weight"
-    _edit(written, dense, lambda tensors: tensors[dense].view(torch.uint8)[3, 5:6].fill_(0xFF))
-    problems = _problems(written, config)
+    _edit(folder, dense, lambda tensors: tensors[dense].view(torch.uint8)[3, 5:6].fill_(0xFF))
+    problems = _problems(folder, config)
     assert len(problems) == 3
     assert {p.split(" ")[0] for p in problems} == {"norm.weight", "layers.5.ffn.experts.w2", dense}
