@@ -7,15 +7,18 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from flashstep.ipc.client import EngineDied, OutputStream, RequestRejected
 from flashstep.request import Request as EngineRequest
-from flashstep.server.choices import Choice, Failed, Piece
+from flashstep.server import responses
+from flashstep.server.choices import Choice, Failed, Piece, usage
 from flashstep.server.errors import ApiError, engine_gone
 from flashstep.server.frontend import Frontend
+from flashstep.server.openai import ChatBody, CompletionBody
 from flashstep.server.responses import ChunkWriter
 from flashstep.server.sse import DONE, EventStream, Write, closed_on_disconnect, event
 
@@ -39,6 +42,52 @@ class Naming:
     def writer(self, object: str) -> ChunkWriter:
         return ChunkWriter(
             id=self.id, object=object, created=self.created, model=self.model, fingerprint=self.fingerprint
+        )
+
+
+class Answer:
+    """What every answer keeps while its choices come in: its name, their pieces, and when usage is told."""
+
+    def __init__(
+        self,
+        body: ChatBody | CompletionBody,
+        naming: Naming,
+        choices: list[Choice],
+        *,
+        kind: str,
+        chunk_kind: str,
+        thinking: bool,
+    ) -> None:
+        self._naming = naming
+        self._choices = choices
+        self._writer = naming.writer(chunk_kind)
+        self._kind = kind
+        self._n = body.n
+        self._thinking = thinking
+        options = body.stream_options
+        self._usage_last = options is not None and options.include_usage
+        self._usage_always = options is not None and options.continuous_usage_stats and options.include_usage
+        self._parts: list[list[Piece]] = [[] for _ in choices]
+
+    def _usage(self) -> responses.Usage:
+        return usage(self._choices, n=self._n, reasoning=self._thinking)
+
+    def last_frames(self) -> bytes:
+        return self._writer.usage(self._usage()) if self._usage_last else b""
+
+    def read(self, choice: Choice, piece: Piece) -> None:
+        self._parts[choice.index].append(piece)
+
+    def _response(self, choices: list[Any]) -> responses.Response:
+        naming = self._naming
+        return responses.Response(
+            id=naming.id,
+            object=self._kind,
+            created=naming.created,
+            model=naming.model,
+            system_fingerprint=naming.fingerprint,
+            choices=choices,
+            usage=self._usage(),
         )
 
 

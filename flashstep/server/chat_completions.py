@@ -12,6 +12,7 @@ from flashstep.request import SamplingParams, TokenLogprob
 from flashstep.server import intake, responses
 from flashstep.server.answering import (
     LARGE_BODY_BYTES,
+    Answer,
     Naming,
     collect,
     json_response,
@@ -20,7 +21,7 @@ from flashstep.server.answering import (
     stream,
     submit,
 )
-from flashstep.server.choices import Choice, Piece, usage
+from flashstep.server.choices import Choice, Piece
 from flashstep.server.errors import ApiError
 from flashstep.server.frontend import Frontend
 from flashstep.server.openai import ChatBody, decode
@@ -95,26 +96,24 @@ def _params(front: Frontend, body: ChatBody, prompt: ChatPrompt) -> SamplingPara
         raise ApiError(error.message.replace(error.param, param), param=param) from error
 
 
-class _Answer:
+class _Answer(Answer):
     """Builds the answer to one chat, as frames or as a whole."""
 
     def __init__(
         self, front: Frontend, body: ChatBody, prompt: ChatPrompt, naming: Naming, choices: list[Choice]
     ) -> None:
+        super().__init__(
+            body,
+            naming,
+            choices,
+            kind="chat.completion",
+            chunk_kind="chat.completion.chunk",
+            thinking=prompt.thinking,
+        )
         self._tokenizer = front.tokenizer
         self._body = body
         self._prompt = prompt
-        self._naming = naming
-        self._choices = choices
-        self._writer = naming.writer("chat.completion.chunk")
-        options = body.stream_options
-        self._usage_last = options is not None and options.include_usage
-        self._usage_always = options is not None and options.continuous_usage_stats and options.include_usage
         self._begun: set[int] = set()
-        self._parts: list[list[Piece]] = [[] for _ in choices]
-
-    def _usage(self) -> responses.Usage:
-        return usage(self._choices, n=self._body.n, reasoning=self._prompt.thinking)
 
     def _logprobs(self, items: tuple[TokenLogprob, ...]) -> dict[str, object] | None:
         if not self._body.logprobs:
@@ -148,23 +147,9 @@ class _Answer:
         )
         return first + self._writer.choice(chunk, usage=running_usage)
 
-    def last_frames(self) -> bytes:
-        return self._writer.usage(self._usage()) if self._usage_last else b""
-
-    def read(self, choice: Choice, piece: Piece) -> None:
-        self._parts[choice.index].append(piece)
-
     def whole(self) -> bytes:
-        body, naming = self._body, self._naming
-        response = responses.Response(
-            id=naming.id,
-            object="chat.completion",
-            created=naming.created,
-            model=naming.model,
-            system_fingerprint=naming.fingerprint,
-            choices=[self._choice(choice) for choice in self._choices],
-            usage=self._usage(),
-        )
+        body = self._body
+        response = self._response([self._choice(choice) for choice in self._choices])
         if body.prompt_logprobs is not None:
             items = [item for piece in self._parts[0] for item in piece.prompt_logprobs]
             response.prompt_logprobs = responses.prompt_logprobs(

@@ -12,6 +12,7 @@ from flashstep.request import SamplingParams, TokenLogprob
 from flashstep.server import intake, responses
 from flashstep.server.answering import (
     LARGE_BODY_BYTES,
+    Answer,
     Naming,
     collect,
     json_response,
@@ -20,7 +21,7 @@ from flashstep.server.answering import (
     stream,
     submit,
 )
-from flashstep.server.choices import Choice, Piece, usage
+from flashstep.server.choices import Choice, Piece
 from flashstep.server.frontend import Frontend
 from flashstep.server.openai import CompletionBody, decode
 
@@ -78,7 +79,7 @@ def _params(front: Frontend, body: CompletionBody, prompt_tokens: int) -> Sampli
     )
 
 
-class _Answer:
+class _Answer(Answer):
     """Builds the answer to one completion request, as frames or as a whole."""
 
     def __init__(
@@ -89,22 +90,15 @@ class _Answer:
         naming: Naming,
         choices: list[Choice],
     ) -> None:
+        super().__init__(
+            body, naming, choices, kind="text_completion", chunk_kind="text_completion", thinking=False
+        )
         self._tokenizer = front.tokenizer
         self._body = body
         self._prompts = prompts
-        self._naming = naming
-        self._choices = choices
-        self._writer = naming.writer("text_completion")
-        options = body.stream_options
-        self._usage_last = options is not None and options.include_usage
-        self._usage_always = options is not None and options.continuous_usage_stats and options.include_usage
         self._offsets = [0] * len(choices)
         self._echoed = [not body.echo] * len(choices)
         self._scores: list[list[TokenLogprob]] = [[] for _ in choices]  # of the prompt
-        self._parts: list[list[Piece]] = [[] for _ in choices]
-
-    def _usage(self) -> responses.Usage:
-        return usage(self._choices, n=self._body.n, reasoning=False)
 
     def _prompt(self, choice: Choice) -> tuple[str, tuple[int, ...]]:
         text, ids = self._prompts[choice.index // self._body.n]
@@ -141,26 +135,12 @@ class _Answer:
         self._offsets[choice.index] = made["text_offset"][-1] + len(made["tokens"][-1])
         return made
 
-    def last_frames(self) -> bytes:
-        return self._writer.usage(self._usage()) if self._usage_last else b""
-
     def read(self, choice: Choice, piece: Piece) -> None:
         self._scores[choice.index] += piece.prompt_logprobs
-        self._parts[choice.index].append(piece)
+        super().read(choice, piece)
 
     def whole(self) -> bytes:
-        naming = self._naming
-        return responses.encode(
-            responses.Response(
-                id=naming.id,
-                object="text_completion",
-                created=naming.created,
-                model=naming.model,
-                system_fingerprint=naming.fingerprint,
-                choices=[self._choice(choice) for choice in self._choices],
-                usage=self._usage(),
-            )
-        )
+        return responses.encode(self._response([self._choice(choice) for choice in self._choices]))
 
     def _choice(self, choice: Choice) -> responses.TextChoice:
         body, parts = self._body, self._parts[choice.index]
