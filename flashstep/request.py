@@ -25,6 +25,16 @@ class FinishReason(enum.Enum):
     ERROR = "error"
 
 
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """A grammar that the output must follow, in llguidance's serialised form.
+
+    ``after`` is the token behind whose first appearance in the output the grammar begins (``</think>``); None: at once.
+    """
+
+    grammar: str
+    after: int | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to turn logits into tokens. Validated by ``problems`` at the door; trusted below it.
 
@@ -50,6 +60,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    constraint: Constraint | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -59,6 +70,37 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     logprob: float
     rank: int
     top: tuple[tuple[int, float, int], ...] = ()
+
+
+class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
+    """What speculation did, of one request or of all: steps that verified drafts, how many, and how many stood.
+
+    ``histogram[a]`` counts steps in which ``a`` drafts stood; ``per_position[i]`` counts steps in which draft i stood.
+    ``synthetic``: the drafts stood by lot (``rejection_sample_method`` synthetic), whatever they were.
+    """
+
+    synthetic: bool
+    num_tokens: int  # k of the engine
+    steps: int
+    draft_tokens: int
+    accepted_tokens: int
+    histogram: tuple[int, ...]  # k + 1 counts
+    per_position: tuple[int, ...]  # k counts
+
+    @property
+    def mean_length(self) -> float | None:
+        """Tokens of a step that verified drafts, the one that is no draft included; None if there was no such step."""
+        return 1 + self.accepted_tokens / self.steps if self.steps else None
+
+    @property
+    def rate(self) -> float | None:
+        """Share of the verified drafts that stood; None if there were none."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
+
+    @property
+    def position_rates(self) -> tuple[float, ...]:
+        """For each place in a block, the share of steps in which that draft stood; empty if there was no step."""
+        return tuple(count / self.steps for count in self.per_position) if self.steps else ()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +123,7 @@ def problems(params: SamplingParams, vocab_size: int) -> list[str]:
         *_number_problems(params),
         *_length_problems(params),
         *_token_problems(params, vocab_size),
+        *_constraint_problems(params.constraint, vocab_size),
     ]
 
 
@@ -132,3 +175,10 @@ def _token_problems(p: SamplingParams, vocab_size: int) -> Iterator[str]:
         for token in word:
             if not 0 <= token < vocab_size:
                 yield f"bad_words names token {token}; {allowed}"
+
+
+def _constraint_problems(constraint: Constraint | None, vocab_size: int) -> Iterator[str]:
+    """The grammar itself is looked at by ``sampling.grammar.problem``."""
+    after = None if constraint is None else constraint.after
+    if after is not None and not 0 <= after < vocab_size:
+        yield f"constraint begins after token {after}; token ids lie in 0..{vocab_size - 1}"

@@ -32,6 +32,11 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     ``replay`` leading rows rebuild windows only: they write no global KV (bounded hits; a small budget may cut a replay
     into several spans, what is visible stays fixed by the admission). ``sample`` asks for a token after the last row.
     ``prompt_logprobs`` asks for every row's.
+
+    A decode span (``drafts`` is a number) has bounds for numbers, for nobody knows yet how many drafts of the steps in flight
+    stand: it begins at the request's newest token, which is at ``start`` at the latest, and verifies at most ``drafts`` of the
+    tokens that the runner has proposed; it has no rows if that token turns out to be the last that the request may have.
+    Blocks reach ``start + length``.
     """
 
     slot: int
@@ -43,12 +48,14 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     window_base: int = 0
     replay: int = 0
     prompt_logprobs: bool = False
+    drafts: int | None = None
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What one step runs. ``released`` slots are dropped before ``admitted`` ones take theirs.
 
-    ``finished`` ids are gone for good: the runner forgets their tokens.
+    ``finished`` ids are gone for good: the runner forgets their tokens. ``propose`` is how many drafts the next step may want of
+    each request that samples in this one (0: none are made).
     """
 
     step: int
@@ -56,6 +63,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     released: tuple[int, ...] = ()
     finished: tuple[str, ...] = ()
     spans: tuple[Span, ...] = ()
+    propose: int = 0
 
     @property
     def rows(self) -> int:
@@ -63,13 +71,17 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one span produced: the accepted tokens (none for a chunk that does not sample), in order."""
+    """What one span produced: tokens in order, none for a chunk that does not sample.
+
+    ``drafted`` counts the drafts that were verified; all of ``tokens`` but the last are accepted ones.
+    """
 
     slot: int
     request_id: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # for positions start+1 .. of this span
+    drafted: int = 0
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

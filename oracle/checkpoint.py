@@ -1,8 +1,8 @@
 """Reads a released checkpoint folder for the oracle, with its own reader and its own Engram token map.
 
 Takes the folder (nested config.json, sharded safetensors with an index, tokenizer.json); gives the configuration, the
-dequantised weights under the names that ``oracle.model.forward`` wants, and the token map. Draft and vision tensors
-are skipped. Shares no code with the serving loader.
+dequantised weights under the names that ``oracle.model.forward`` wants, and the token map. Vision tensors are skipped, the
+draft's too unless they are asked for. Shares no code with the serving loader.
 """
 
 import json
@@ -18,8 +18,9 @@ from torch import Tensor
 from flashstep.config.model import ModelConfig
 from flashstep.quant import fp8_block, mxfp4, mxfp8
 
-SKIPPED = ("mtp.", "vision.", "aligner.", "image_")
-_EXPERT = re.compile(r"(layers\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
+SKIPPED = ("vision.", "aligner.", "image_")
+DRAFT = "mtp."
+_EXPERT = re.compile(r"((?:layers|mtp)\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
 _MARK = "\ue000"  # stands for a lone space while both ends are stripped (spec/model.md 6.1)
 
 
@@ -32,15 +33,15 @@ class Checkpoint:
     token_map: Tensor | None
 
 
-def load(folder: Path, *, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    """Read ``folder``; dequantised weights are given in ``dtype`` (fp32 and bf16 hold them exactly)."""
+def load(folder: Path, *, dtype: torch.dtype = torch.float32, draft: bool = False) -> Checkpoint:
+    """Read ``folder``; dequantised weights are given in ``dtype`` (fp32 and bf16 hold them exactly), the draft's on request."""
     config = ModelConfig.read(folder)
-    raw = _read_tensors(folder)
+    raw = _read_tensors(folder, SKIPPED if draft else (*SKIPPED, DRAFT))
     token_map = engram_token_map(folder / "tokenizer.json", config) if config.engram_layer_ids else None
     return Checkpoint(config=config, weights=_dequantise_all(raw, dtype), token_map=token_map)
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, skipped: tuple[str, ...]) -> dict[str, Tensor]:
     index = folder / "model.safetensors.index.json"
     shards = {"model.safetensors"}  # a checkpoint of one file needs no index
     if index.is_file():
@@ -49,7 +50,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     for shard in sorted(shards):
         with safe_open(folder / shard, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)
-                if not name.startswith(SKIPPED):
+                if not name.startswith(skipped):
                     tensors[name] = file.get_tensor(name)
     return tensors
 

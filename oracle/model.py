@@ -591,10 +591,11 @@ def forward(
     the Engram's compressed id (needed when the config has Engram layers). ``documents_BT`` int64: equal numbers in a row are
     one document; a document starts at a multiple of 8 (of ratio * candidate block, in general) and what pads between them
     has a number of its own; positions, window, entries and n-grams never cross. None: a row is one document.
-    ``trace``, if given, receives (not detached) for each layer L under "layers.L.": streams, read (outgoing), attn_out,
-    ffn_out, route_e, route_w; where it applies engram_ids, engram_out, latent, entries, index_keys, index_query,
-    index_weights, index_scores (masked, not under ``dense``), candidates, selected (bool masks); attention calls are in
-    ``trace["layers.L.attention"]`` (an AttentionCall).
+    ``trace``, if given, receives (not detached) for each layer L under "layers.L.": streams, read (outgoing), attention_in
+    (the streams at the entry of its attention, after Engram: the draft's features), attn_out, ffn_out, route_e, route_w;
+    where it applies engram_ids, engram_out, latent, entries, index_keys, index_query, index_weights, index_scores (masked,
+    not under ``dense``), candidates, selected (bool masks); attention calls are in ``trace["layers.L.attention"]`` (an
+    AttentionCall).
     """
     return _Forward(config, weights, ids_BT, numerics, token_map, documents_BT, options, trace).run()
 
@@ -666,6 +667,7 @@ class _Forward:
         c, f, n = self.config, self.f, self.n
         if layer.has_engram:
             streams = self._engram(layer, streams)
+        self._record(layer, attention_in=streams)
         next_read, post, mix = self._coefficients(layer, "attn", streams)
         x = f.rms_norm(f.collapse(streams, read, n), self._lw(layer, "attn_norm.weight"), c.rms_norm_eps, n)
         window_k, key_rows = self._window_key(layer, x), self.rows

@@ -14,17 +14,17 @@ from torch import Tensor
 
 from flashstep.config.model import ModelConfig
 from flashstep.weights.write import write_checkpoint
-from train.parameters import kinds
+from train.parameters import Kind, kinds
 from train.shape import SMOKE, TINY, config_json
 from train.tokenizer import write as write_tokenizer
 
 SHARD_BYTES = 8 << 20
 
 
-def stored(config: ModelConfig, packed: Mapping[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
-    """Released name (with ``.scale`` pairs) -> tensor, of every stack."""
+def stored(table: Mapping[str, Kind], packed: Mapping[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
+    """Released name (with ``.scale`` pairs) -> tensor, of every stack of ``table``."""
     tensors: dict[str, Tensor] = {}
-    for key, kind in kinds(config).items():
+    for key, kind in table.items():
         data, *scale = packed[key]
         for index, name in enumerate(kind.names):
             tensors[name] = data[index].clone()
@@ -39,7 +39,7 @@ def export(
     """Write the whole checkpoint folder; the configuration is the one that ``train.tiny`` trained."""
     data = config_json(tokenizer, SMOKE if smoke else TINY)
     config = ModelConfig.parse(data)
-    write_checkpoint(folder, data, tensors=stored(config, packed), shard_bytes=SHARD_BYTES)
+    write_checkpoint(folder, data, tensors=stored(kinds(config), packed), shard_bytes=SHARD_BYTES)
     write_tokenizer(tokenizer, folder, max_length=config.max_position_embeddings)
     return config
 

@@ -31,7 +31,8 @@ class Kind:
     start: Callable[[Tensor], Tensor]  # fills an fp32 tensor [len(names), *shape]
 
 
-def _normal(scale: float, fan_in: int) -> Callable[[Tensor], Tensor]:
+def normal(scale: float, fan_in: int) -> Callable[[Tensor], Tensor]:
+    """A start with standard deviation scale / sqrt(fan_in)."""
     return lambda t: t.normal_(0, scale / math.sqrt(fan_in))
 
 
@@ -87,9 +88,9 @@ def kinds(c: ModelConfig) -> dict[str, Kind]:  # noqa: PLR0915 - one table, a li
         optimiser: str = MUON,
         scale: float = 1.0,
     ) -> None:
-        add(key, where, (out, inner), storage, optimiser, _normal(scale, inner))
+        add(key, where, (out, inner), storage, optimiser, normal(scale, inner))
 
-    add("embed.weight", [""], (c.vocab_size, d), BF16, ADAM_FAST, _normal(0.5, 1))
+    add("embed.weight", [""], (c.vocab_size, d), BF16, ADAM_FAST, normal(0.5, 1))
     matrix("head.weight", [""], c.vocab_size, d, BF16, ADAM, 0.5)
     add("norm.weight", [""], (d,), BF16, ADAM, _constant(1))
     for site, first in (("attn", 0), ("ffn", 1)):
@@ -100,7 +101,7 @@ def kinds(c: ModelConfig) -> dict[str, Kind]:  # noqa: PLR0915 - one table, a li
             (2 * streams + streams**2, streams * d),
             F32,
             ADAM,
-            _normal(1, streams * d),
+            normal(1, streams * d),
         )
         add(f"hc_{site}_base", every, (2 * streams + streams**2,), F32, ADAM, _hc_base(streams, first))
         add(f"hc_{site}_scale", every, (3,), F32, ADAM, _constant(0.1))
@@ -124,12 +125,12 @@ def kinds(c: ModelConfig) -> dict[str, Kind]:  # noqa: PLR0915 - one table, a li
     add("ffn.gate.bias_vl", every, (experts,), F32, FIXED, _constant(0))
     for part in PARTS:
         shape = (d, f) if part == "w2" else (f, d)
-        start = _normal(0.5 if part == "w2" else 1.0, shape[1])
+        start = normal(0.5 if part == "w2" else 1.0, shape[1])
         routed = [f"{prefix}ffn.experts.{e}.{part}.weight" for prefix in every for e in range(experts)]
         found[f"ffn.experts.{part}"] = Kind(tuple(routed), shape, FP4, MUON, start)
         add(f"ffn.shared_experts.{part}.weight", every, shape, FP8, MUON, start)
     for prefix, rows in zip(engram, c.engram_num_embeddings, strict=True):
-        add("engram.embed.weight", [prefix], (rows, c.engram_head_dim), ROWS8, ADAM_FAST, _normal(0.5, 1))
+        add("engram.embed.weight", [prefix], (rows, c.engram_head_dim), ROWS8, ADAM_FAST, normal(0.5, 1))
         found[f"{prefix}engram.embed.weight"] = found.pop("engram.embed.weight")
     matrix(
         "engram.wkv.weight", engram, (streams + 1) * d, c.hash_columns * c.engram_head_dim, FP8, MUON, 0.25
@@ -161,11 +162,18 @@ def round_to_storage(stack: Tensor, storage: str) -> Tensor:
 
 
 class Parameters:
-    """The masters. ``stacks[key]`` is an fp32 leaf [members, *shape]."""
+    """The masters. ``stacks[key]`` is an fp32 leaf [members, *shape]; ``table`` holds their kinds (None: the backbone's)."""
 
-    def __init__(self, config: ModelConfig, *, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        seed: int,
+        device: torch.device,
+        table: Mapping[str, Kind] | None = None,
+    ) -> None:
         self.config = config
-        self.kinds = kinds(config)
+        self.kinds = kinds(config) if table is None else dict(table)
         generator = torch.Generator().manual_seed(seed)
         self.stacks: dict[str, Tensor] = {}
         for key, kind in self.kinds.items():
@@ -198,8 +206,9 @@ class Parameters:
         found: dict[str, Tensor] = {}
         for key, kind in self.kinds.items():
             if kind.storage == FP4:
-                layers = values[key].unflatten(0, (self.config.num_hidden_layers, -1)).unbind(0)
-                found.update({f"layers.{index}.{key}": part for index, part in enumerate(layers)})
+                owners = list(dict.fromkeys(name.partition("ffn.experts.")[0] for name in kind.names))
+                layers = values[key].unflatten(0, (len(owners), -1)).unbind(0)
+                found.update({owner + key: part for owner, part in zip(owners, layers, strict=True)})
             else:
                 found.update(zip(kind.names, values[key].unbind(0), strict=True))
         return found

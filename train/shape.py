@@ -112,6 +112,13 @@ def config_json(tokenizer: Tokenizer, shape: dict[str, Any] = TINY) -> dict[str,
     return data
 
 
+def with_draft(data: dict[str, Any], stages: int) -> dict[str, Any]:
+    """``data`` (a nested ``config.json``) with ``stages`` draft layers, which read only their window."""
+    text = data["text_config"]
+    ratios = [*text["compress_ratios"][: text["num_hidden_layers"]], *[0] * stages]
+    return data | {"text_config": text | {"num_nextn_predict_layers": stages, "compress_ratios": ratios}}
+
+
 def write_config(folder: Path, data: dict[str, Any]) -> ModelConfig:
     """Write ``config.json`` below ``folder`` and read it back."""
     folder.mkdir(parents=True, exist_ok=True)

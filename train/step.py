@@ -60,7 +60,7 @@ class TokenMapView:
         return int(self._host[token])
 
 
-def _keep_frequencies(device: torch.device) -> None:
+def keep_frequencies(device: torch.device) -> None:
     """Let the oracle's RoPE frequencies be made once on the device: a copy from the host cannot be captured."""
     original = oracle.rope_frequencies
     if device.type != "cuda" or hasattr(original, "cache_info"):
@@ -121,7 +121,7 @@ class Trainer:
         compile_: Compile | None,
     ) -> None:
         self.config, self.device = config, device
-        _keep_frequencies(device)
+        keep_frequencies(device)
         self.parameters = Parameters(config, seed=seed, device=device)
         self.token_map = TokenMapView(token_map, device)
         flex = device.type == "cuda"

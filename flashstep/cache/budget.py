@@ -46,14 +46,14 @@ def plan_cache(model: ModelConfig, engine: EngineConfig) -> CacheBudget:
     Tails first (a ring for each slot). Then windows: what decoding in every slot and two chunks in flight hold, and, when exact
     hits are cached, a quarter of the rest; never more than half of all. Global blocks get what is left.
     """
-    groups, size = CacheGroups.of(model), engine.block_size
+    groups, size = _groups(model, engine), engine.block_size
     wanted = engine.max_model_len or model.max_position_embeddings
     _check(model, engine)
     block_bytes = size * groups.global_bytes_per_pair // 2
     window_block_bytes = size * groups.window_bytes_per_token
     tail_bytes = engine.max_num_seqs * groups.tail_bytes_per_slot
     memory = engine.kv_cache_memory_bytes - tail_bytes
-    per_request = -(-groups.sliding_window // size) + 1
+    per_request = -(-(groups.sliding_window + _rows_ahead(model, engine) - 1) // size) + 1
     chunk = min(engine.max_num_batched_tokens, wanted)
     live = engine.max_num_seqs * per_request + STEPS_IN_FLIGHT * -(-chunk // size)
     least = per_request + 1
@@ -90,6 +90,17 @@ def plan_cache(model: ModelConfig, engine: EngineConfig) -> CacheBudget:
         max_model_len=length,
         live_window_blocks=live,
     )
+
+
+def _groups(model: ModelConfig, engine: EngineConfig) -> CacheGroups:
+    return CacheGroups.of(model, drafts=engine.speculative is not None)
+
+
+def _rows_ahead(model: ModelConfig, engine: EngineConfig) -> int:
+    """Rows that a decoding request may hold behind its window: nobody knows yet how many drafts stand."""
+    if engine.speculative is None:
+        return 1
+    return STEPS_IN_FLIGHT * (1 + (engine.speculative.num_speculative_tokens or model.dspark_block_size))
 
 
 def _global_blocks(memory: int, block_bytes: int, *, full: int) -> int:
@@ -200,8 +211,10 @@ def _draft(m: ModelConfig) -> int:
 def report(model: ModelConfig, engine: EngineConfig) -> str:
     """The whole plan as text: weights, cache groups, what fits and why."""
     budget = plan_cache(model, engine)
-    groups = CacheGroups.of(model)
+    groups = _groups(model, engine)
     weights = weight_bytes(model)
+    draft_layers = len(groups.window_layers) - model.num_hidden_layers
+    drafting = f", {draft_layers} of them the drafter's" if draft_layers else ""
     size = budget.block_size
     global_bytes = budget.num_blocks * budget.block_bytes
     window_bytes = budget.num_window_blocks * budget.window_block_bytes
@@ -217,6 +230,8 @@ def report(model: ModelConfig, engine: EngineConfig) -> str:
             "pinned": "in pinned host memory, read row by row",
         }
         lines += [f"  The Engram tables are {places[engine.engram_table]} (--engram-table)."]
+    if weights["drafter"]:
+        lines += [f"  The drafter is {'' if draft_layers else 'not '}loaded (--speculative-config)."]
     lines += [
         "",
         f"Cache: {engine.kv_cache_memory_bytes:,} bytes (--kv-cache-memory-bytes), blocks of {size} tokens",
@@ -228,7 +243,7 @@ def report(model: ModelConfig, engine: EngineConfig) -> str:
         f"    {budget.num_blocks:,} blocks of {budget.block_bytes:,} bytes = {budget.num_blocks * size:,} tokens",
         _line("windows", window_bytes),
         f"    {groups.window_bytes_per_token:,} bytes a token = {groups.window.bytes} x {len(groups.window_layers)} "
-        f"layers; a request holds the last {groups.sliding_window} tokens",
+        f"layers{drafting}; a request holds the last {groups.sliding_window} tokens",
         f"    {budget.num_window_blocks:,} blocks of {budget.window_block_bytes:,} bytes; "
         f"{engine.max_num_seqs} requests and the chunks in flight hold {budget.live_window_blocks:,}, "
         f"the rest caches windows of prefixes ({engine.hit_policy.value} hits)",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashstep.cache.groups import TAIL_RING, CacheGroups, Record
+from flashstep.cache.groups import CacheGroups, Record
 from flashstep.cache.records import Planes, block_bytes, split_planes
 
 POISON_BYTE = 0xFF  # NaN as E4M3 value, as E8M0 scale and as E4M3 scale: a stray read cannot pass unseen
@@ -27,7 +27,7 @@ class WindowView:
 class SourceView:
     """One KV source's global KV: NVFP4 compressed planes and MXFP4 index key planes, ``block_size // ratio`` records a block.
 
-    ``tail`` is fp32 [slots, TAIL_RING, 2, head_dim] (value, score) for ratio 2 and None for ratio 1.
+    ``tail`` is fp32 [slots, ring, 2, head_dim] (value, score) for ratio 2 and None for ratio 1.
     """
 
     compressed: Planes
@@ -73,7 +73,9 @@ class CachePool:
             s: blocks(num_blocks, groups.index_key, block_size // r) for s, r in groups.sources
         }
         self._tail = {
-            source: torch.zeros(num_slots, TAIL_RING, 2, groups.head_dim, dtype=torch.float32, device=device)
+            source: torch.zeros(
+                num_slots, groups.tail_ring, 2, groups.head_dim, dtype=torch.float32, device=device
+            )
             for source, ratio in groups.sources
             if ratio == 2
         }

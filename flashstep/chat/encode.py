@@ -32,8 +32,8 @@ class ChatError(ValueError):
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be said to the model. ``thinking`` None is the default (on); ``effort`` is a tier's name or 1..100.
 
-    ``tool_choice`` "none" gives the prompt of a conversation without tools. ``tool_choice`` "required" and ``response_format``
-    are rendered here and enforced nowhere yet.
+    ``tool_choice`` "none" gives the prompt of a conversation without tools; "required" is rendered here and enforced nowhere yet.
+    ``response_format`` is rendered here; ``chat.grammar`` makes what enforces it.
     """
 
     messages: Sequence[dict[str, Any]]
@@ -45,7 +45,10 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatPrompt:
-    """An encoded conversation: ``text``, ``ids``, ``thinking``; ``parser()`` reads one answer to it."""
+    """An encoded conversation: ``text``, ``ids``, ``thinking``; ``parser()`` reads one answer to it.
+
+    ``reasoning_end`` is the token that stands between reasoning and answer; None if the answer begins at once.
+    """
 
     def __init__(
         self, request: recipe.ConversationRequest, *, text: str, ids: tuple[int, ...], tokens: "_Tokens"
@@ -55,6 +58,9 @@ class ChatPrompt:
         self.thinking = request.conversation.thinking_mode
         self._request = request
         self._tokens = tokens
+        stage = request.parsing_options.thinking_initial_stage
+        self._in_reasoning = stage is not None and stage.starts_in_reasoning()
+        self.reasoning_end = tokens.control.thinking_end if self._in_reasoning else None
 
     def parser(
         self,
@@ -67,7 +73,6 @@ class ChatPrompt:
     ) -> ChatParser:
         """A fresh parser. ``max_tool_calls`` 0 hides every call (tool_choice "none"), 1 keeps the first."""
         options = self._request.parsing_options
-        stage = options.thinking_initial_stage
         if max_tool_calls == 0:  # recognise the markup although no tool was offered, in order to hide it
             options.parse_tool_calls = True
         processor = recipe.StreamProcessor(
@@ -77,7 +82,7 @@ class ChatPrompt:
             processor,
             self._tokens.text,
             control=self._tokens.control if skip_special_tokens else self._tokens.all_shown,
-            in_reasoning=stage is not None and stage.starts_in_reasoning(),
+            in_reasoning=self._in_reasoning,
             stop=stop,
             include_stop=include_stop,
             min_tokens=min_tokens,

@@ -10,6 +10,7 @@ from flashstep.cli.terminal import OUT
 from flashstep.config.model import ModelConfig
 from flashstep.config.presets import released
 from flashstep.config.serve import EngineOptions
+from flashstep.config.speculative import speculation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,5 +30,8 @@ class Budget:
 
         from flashstep.cache.budget import report
 
-        OUT.print(report(model, self.options.checked().engine(folder)))
+        engine = self.options.checked().engine(folder)
+        if engine.speculative is not None:
+            speculation(engine.speculative, model)
+        OUT.print(report(model, engine))
         return 0

@@ -9,11 +9,13 @@ import tyro
 
 from flashstep.cli.model import Model, resolve
 from flashstep.cli.remote import Delta, RemoteModel
-from flashstep.cli.terminal import OUT, note
+from flashstep.cli.terminal import OUT, note, note_acceptance, warn_of_synthetic
 from flashstep.config.serve import EngineOptions
+from flashstep.request import Acceptance, SamplingParams
 
 Messages = list[dict[str, Any]]
 Answer = Callable[[Messages], Iterator[Delta]]
+Counted = Callable[[], Acceptance | None]  # what speculation has done so far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +38,16 @@ class Chat:
     def run(self) -> int:
         if self.url is not None and self.model is not None:
             raise ValueError("give MODEL or --url, not both: a server has its own model")
-        answer = self._remote() if self.url is not None else self._local()
+        answer, counted = self._remote() if self.url is not None else self._local()
         messages: Messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         while (said := _read_turn()) is not None:
             messages.append({"role": "user", "content": said})
             reply = _show(answer(messages))
             messages.append({"role": "assistant", "content": reply})
+        note_acceptance(counted())
         return 0
 
-    def _remote(self) -> Answer:
+    def _remote(self) -> tuple[Answer, Counted]:
         assert self.url is not None
         remote = RemoteModel(self.url)
         note(f"{remote.model} at {self.url}")
@@ -53,14 +56,14 @@ class Chat:
             "temperature": self.temperature,
             "thinking": {"type": "enabled" if self.thinking else "disabled"},
         }
-        return lambda messages: remote.stream(messages, fields)
+        return lambda messages: remote.stream(messages, fields), lambda: None
 
-    def _local(self) -> Answer:
+    def _local(self) -> tuple[Answer, Counted]:
         config = self.options.checked().engine(resolve(self.model))
+        warn_of_synthetic(config.speculative)
 
         from flashstep.chat.encode import ChatEncoder, Conversation
         from flashstep.cli.local import LocalModel
-        from flashstep.request import SamplingParams
 
         local = LocalModel(config)
         encoder = ChatEncoder(local.tokenizer)
@@ -79,7 +82,7 @@ class Chat:
             piece, _ = parser.finish(reason)
             yield Delta(piece.reasoning, piece.content)
 
-        return answer
+        return answer, lambda: local.acceptance
 
 
 def _read_turn() -> str | None:

@@ -2,7 +2,8 @@
 
 First the engine is built, which refuses a checkpoint with everything that is wrong with it. Then the oracle, in a process of
 its own (docs/decisions/004), gives the logits of whole sequences, and the engine's log-probabilities of their beginnings,
-prefilled through the paged caches, are compared with them position by position. Equal means equal, bit for bit.
+prefilled through the paged caches, are compared with them position by position. Equal means equal, bit for bit. A checkpoint with
+draft layers is checked with speculation, too (``check_drafts``).
 """
 
 import json
@@ -15,9 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import tyro
 from rich.table import Table
 
+from flashstep.cli.check_drafts import (
+    CONFIDENCE_TOLERANCE,
+    DraftComparison,
+    DrafterRun,
+    compare_drafts,
+    compare_tokens,
+    options_for_check,
+)
+from flashstep.cli.check_drafts import table as drafter_table
 from flashstep.cli.model import Model, resolve
 from flashstep.cli.terminal import OUT, note, waiting
 from flashstep.config.errors import ConfigError
@@ -58,33 +69,57 @@ class Check:
             raise ValueError("check compares the weights on disk: it cannot be used with --load-format dummy")
         folder = resolve(self.model)
         config = self.options.checked().engine(folder)
+        model = ModelConfig.read(folder)
+        drafts = model.num_nextn_predict_layers > 0 or config.speculative is not None
+        if drafts:
+            config = msgspec.structs.replace(config, speculative=options_for_check(config.speculative))
 
         from flashstep.cli.local import LocalModel
 
         local = LocalModel(config)
-        model = ModelConfig.read(folder)
         note(
             f"{folder}: configuration, tensor names, shapes and dtypes, and the tokenizer's token map are as they must be"
         )
         lengths = prompt_lengths(model, min(local.max_model_len - 1, LONGEST))
-        found = []
+        found: list[Comparison] = []
+        drafted: list[DraftComparison] = []
         for number in range(SEQUENCES):
             ids = random.Random(number).choices(range(model.vocab_size), k=lengths[-1])
             with waiting(f"oracle: sequence {number + 1} of {SEQUENCES}, {len(ids)} tokens"):
-                logits = oracle_logits(folder, ids)
+                expected = oracle_tensors(folder, ids, draft_at=lengths[:-1] if drafts else ())
             with waiting(f"engine: sequence {number + 1} of {SEQUENCES}, {len(lengths)} prompts"):
                 found += [
-                    compare(local, ids[:length], logits[:length], sequence=number + 1) for length in lengths
+                    compare(local, ids[:length], expected["logits"][:length], sequence=number + 1)
+                    for length in lengths
                 ]
+                if drafts and lengths[:-1]:
+                    drafted.append(compare_drafts(local, ids, lengths[:-1], expected))
         OUT.print(table(found))
-        different = sum(comparison.different for comparison in found)
+        bad = sum(comparison.different for comparison in found)
         rows = sum(comparison.rows for comparison in found)
         OUT.print(
-            f"{rows} rows compared, {different} differ"
-            if different
-            else f"{rows} rows compared, all equal bit for bit"
+            f"{rows} rows compared, {bad} differ" if bad else f"{rows} rows compared, all equal bit for bit"
         )
-        return DIFFERENT if different else 0
+        if drafts:
+            bad += self._report_drafts(drafted, compare_tokens(local))
+        return DIFFERENT if bad else 0
+
+    def _report_drafts(self, drafted: Sequence[DraftComparison], runs: Sequence[DrafterRun]) -> int:
+        """Print both comparisons; the number of differences."""
+        blocks = sum(comparison.anchors for comparison in drafted)
+        wrong_blocks = sum(comparison.different for comparison in drafted)
+        OUT.print(
+            f"{blocks} blocks of drafts compared with the oracle's, {wrong_blocks} differ in a token or by more than "
+            f"{CONFIDENCE_TOLERANCE:g} in a confidence (largest difference {max((c.largest for c in drafted), default=0.0):.1g})"
+        )
+        OUT.print(drafter_table(runs))
+        wrong_requests = sum(run.different for run in runs)
+        requests = sum(run.requests for run in runs)
+        OUT.print(
+            f"speculation: tokens of {requests} requests compared with plain decoding, "
+            + (f"{wrong_requests} differ" if wrong_requests else "all equal")
+        )
+        return wrong_blocks + wrong_requests
 
 
 def prompt_lengths(model: ModelConfig, longest: int) -> list[int]:
@@ -96,8 +131,11 @@ def prompt_lengths(model: ModelConfig, longest: int) -> list[int]:
     return sorted({length for length in borders if 1 <= length <= longest})
 
 
-def oracle_logits(folder: Path, ids: Sequence[int]) -> "Tensor":
-    """fp32 logits [T, V] of ``ids`` by ``python -m oracle``; ``ConfigError`` if it cannot run."""
+def oracle_tensors(folder: Path, ids: Sequence[int], *, draft_at: Sequence[int] = ()) -> dict[str, "Tensor"]:
+    """What ``python -m oracle`` writes: fp32 ``logits`` [T, V] of ``ids``, and its drafts behind ``draft_at`` tokens.
+
+    ``ConfigError`` if it cannot run.
+    """
     from safetensors.torch import load_file
 
     with tempfile.TemporaryDirectory(prefix="flashstep-check-") as work:
@@ -112,6 +150,7 @@ def oracle_logits(folder: Path, ids: Sequence[int]) -> "Tensor":
             str(given),
             "--out",
             str(out),
+            *(["--draft-at", *map(str, draft_at)] if draft_at else []),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -119,7 +158,7 @@ def oracle_logits(folder: Path, ids: Sequence[int]) -> "Tensor":
             raise ConfigError(
                 "the comparison", [f"the oracle ended with exit code {done.returncode}: {last}"]
             )
-        return load_file(out)["logits"]
+        return load_file(out)
 
 
 def compare(local: "LocalModel", ids: Sequence[int], logits: "Tensor", *, sequence: int) -> Comparison:

@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 
 from flashstep.cli.model import resolve
-from flashstep.cli.terminal import NOTES, OUT, note
+from flashstep.cli.terminal import NOTES, OUT, note, note_acceptance, warn_of_synthetic
 from flashstep.config.serve import EngineOptions
 
 
@@ -35,6 +35,7 @@ class Generate:
         folder = resolve(self.model)
         config = self.options.checked().engine(folder)
         texts = self.prompts or (_standard_input(),)
+        warn_of_synthetic(config.speculative)
 
         from flashstep.cli.local import LocalModel
         from flashstep.request import SamplingParams
@@ -56,6 +57,7 @@ class Generate:
             for output in local.stream(prompts[0], params[0]):
                 OUT.print(detokenizer.push(output.tokens), end="")
             OUT.print(detokenizer.finish())
+            note_acceptance(local.acceptance)
             return 0
         with NOTES.status(f"{len(prompts)} prompts"):
             results = local.run_all(prompts, params)
@@ -63,6 +65,7 @@ class Generate:
             tokens = [token for output in outputs for token in output.tokens]
             note(f"> {text}")
             OUT.print(local.tokenizer.decode(tokens, skip_special_tokens=True))
+        note_acceptance(local.acceptance)
         return 0
 
 

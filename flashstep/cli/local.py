@@ -13,7 +13,7 @@ from flashstep.cli.terminal import NOTES
 from flashstep.config.engine import EngineConfig
 from flashstep.engine.engine import Engine
 from flashstep.ipc.messages import RequestOutput
-from flashstep.request import Request, SamplingParams
+from flashstep.request import Acceptance, Request, SamplingParams
 from flashstep.runner.build import build_runner
 
 
@@ -24,14 +24,19 @@ class LocalModel:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=NOTES, transient=True, disable=not NOTES.is_terminal) as bar:
             task = bar.add_task(f"loading {config.model}", total=None)
-            runner = build_runner(
+            self.runner = build_runner(
                 config, progress=lambda done, of: bar.update(task, completed=done, total=of)
             )
-        self.engine = Engine(runner, seed=config.seed)
-        self.max_model_len = runner.facts.max_model_len
-        self.vocab_size = runner.facts.vocab_size
+        self.engine = Engine(self.runner, seed=config.seed)
+        self.max_model_len = self.runner.facts.max_model_len
+        self.vocab_size = self.runner.facts.vocab_size
         self.tokenizer = TextTokenizer.from_file(config.model / "tokenizer.json")
         self._count = 0
+
+    @property
+    def acceptance(self) -> Acceptance | None:
+        """What speculation has done since the start; None if the engine does not speculate."""
+        return self.engine.stats().acceptance
 
     def room(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow ``prompt``; ``ValueError`` if none."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import tyro
 
 from flashstep.cli.model import Model, resolve, served_name
-from flashstep.cli.terminal import OUT, note
+from flashstep.cli.terminal import OUT, note, warn_of_synthetic
 from flashstep.config.serve import ServeConfig
 
 FAILED = 1
@@ -35,6 +35,7 @@ class Serve:
 
         configure()
         note(f"loading {folder}")
+        warn_of_synthetic(config.speculative())
         with ExitStack() as ends:
             with _stopping_later():
                 engine = ends.enter_context(start_engine(config.engine(folder)))
@@ -63,6 +64,7 @@ class Serve:
                     host=config.host,
                     port=config.port,
                     log_level=config.uvicorn_log_level,
+                    tells_acceptance=config.per_request_spec_decode_metrics != "none",
                 )
                 run_server(client, encoder, options, on_listening=announce)
             except (EngineDied, TimeoutError) as error:

@@ -5,6 +5,9 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from flashstep.config.speculative import RejectionSampleMethod, SpeculativeOptions
+from flashstep.request import Acceptance
+
 # text is shown as it is: a model's "[red]" or ":smile:" is not ours to interpret
 OUT = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
 NOTES = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -24,3 +27,23 @@ def waiting(text: str) -> Generator[None]:
     else:
         note(f"{text} ...")
         yield
+
+
+def warn_of_synthetic(options: SpeculativeOptions | None) -> None:
+    """Say it before any text comes: with synthetic acceptance none of it is the model's."""
+    if options is not None and options.rejection_sample_method is RejectionSampleMethod.SYNTHETIC:
+        note(
+            "SYNTHETIC acceptance: drafts stand by lot, so every text is wrong on purpose; for measuring speed only"
+        )
+
+
+def note_acceptance(acceptance: Acceptance | None) -> None:
+    """What speculation did so far, in one line; nothing where no step verified drafts."""
+    if acceptance is None or acceptance.mean_length is None:
+        return
+    rates = " ".join(f"{rate:.2f}" for rate in acceptance.position_rates)
+    note(
+        f"{'SYNTHETIC ' if acceptance.synthetic else ''}acceptance: {acceptance.mean_length:.2f} tokens a step over "
+        f"{acceptance.steps} steps; {acceptance.accepted_tokens} of {acceptance.draft_tokens} drafts stood "
+        f"(by position: {rates})"
+    )

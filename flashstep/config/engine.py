@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from flashstep.config.cache import HitPolicy
+from flashstep.config.speculative import SpeculativeOptions
 
 LOAD_FORMATS = ("auto", "dummy")
 ENGRAM_TABLES = ("memory", "mmap", "pinned")
@@ -18,6 +19,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``kv_cache_memory_bytes`` is shared by the block pools (``cache.budget``); ``num_blocks_override`` sets the global block count
     directly (tests, and users who know). ``engram_table`` says where Engram rows live: loaded into memory, memory-mapped on
     disk, or in pinned host memory. ``seed`` makes dummy weights and the seeds of unseeded requests repeatable.
+    ``speculative`` None decodes one token a step; else the checkpoint's draft layers are loaded and used.
     """
 
     model: Path
@@ -34,4 +36,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     hit_policy: HitPolicy = HitPolicy.EXACT
     engram_table: str = "memory"
+    speculative: SpeculativeOptions | None = None
     kernels: str = "auto"  # "auto" or "reference"; one op is forced by "reference:<family>.<op>"

@@ -12,6 +12,7 @@ import msgspec
 from flashstep.config.cache import HitPolicy
 from flashstep.config.engine import EngineConfig
 from flashstep.config.errors import ConfigError
+from flashstep.config.speculative import SpeculativeOptions
 
 MAX_PORT = 65535
 KERNEL_CHOICES = ("auto", "reference")
@@ -47,6 +48,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """exact: a hit gives what a cold run gives; bounded: windows are rebuilt from the last tokens, an approximation"""
     engram_table: Literal["memory", "mmap", "pinned"] = "memory"
     """where the Engram rows live: loaded, memory-mapped on disk, or in pinned host memory"""
+    speculative_config: str | None = None
+    """speculation with the checkpoint's draft, as a JSON object of vLLM's fields, '{}' for the defaults (docs/speculation.md)"""
     kernels: str = "auto"
     """auto, reference (plain torch everywhere), or reference:FAMILY.OP to force one op"""
 
@@ -71,6 +74,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             rules.append(
                 f"--block-size is {self.block_size}; it must be even, or a pair of tokens would straddle two blocks"
             )
+        rules += self._speculative_problems()
         forced = self.kernels.removeprefix(FORCED_OP) if self.kernels.startswith(FORCED_OP) else None
         if forced is None and self.kernels not in KERNEL_CHOICES:
             rules.append(
@@ -81,6 +85,17 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"--kernels is {self.kernels!r}; the op is written FAMILY.OP, as `flashstep kernels` prints it"
             )
         return rules
+
+    def _speculative_problems(self) -> list[str]:
+        try:
+            self.speculative()
+        except ConfigError as error:
+            return [f"{error.subject}: {problem}" for problem in error.problems]
+        return []
+
+    def speculative(self) -> SpeculativeOptions | None:
+        """What ``speculative_config`` says; ``ConfigError`` if it cannot be meant."""
+        return None if self.speculative_config is None else SpeculativeOptions.parse(self.speculative_config)
 
     def checked(self) -> Self:
         """Itself, or ``ConfigError`` with all problems."""
@@ -105,6 +120,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             enable_prefix_caching=self.enable_prefix_caching,
             hit_policy=self.prefix_hit_policy,
             engram_table=self.engram_table,
+            speculative=self.speculative(),
             kernels=self.kernels,
         )
 
@@ -120,6 +136,8 @@ class ServeConfig(EngineOptions, frozen=True, kw_only=True):
     """names clients may ask for; the default is the checkpoint folder's name"""
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "warning"
     """what the HTTP server logs of itself"""
+    per_request_spec_decode_metrics: Literal["none", "summary"] = "none"
+    """summary: every answer tells under `metrics` how many drafts were made for it and how many stood"""
 
     def problems(self) -> list[str]:
         rules = super().problems()
@@ -134,6 +152,11 @@ class ServeConfig(EngineOptions, frozen=True, kw_only=True):
         ]
         if len(set(self.served_model_name)) != len(self.served_model_name):
             rules.append("--served-model-name holds one name twice")
+        if self.per_request_spec_decode_metrics != "none" and self.speculative_config is None:
+            rules.append(
+                f"--per-request-spec-decode-metrics is {self.per_request_spec_decode_metrics}, and there is nothing to tell "
+                "without --speculative-config"
+            )
         return rules
 
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import msgspec
 
 from flashstep.ipc.messages import Ready, RequestOutput, Stats
-from flashstep.request import Request, problems
+from flashstep.request import Constraint, Request, problems
 from flashstep.runner.facts import Runner
+from flashstep.sampling.grammar import problem
 from flashstep.scheduler.scheduler import Progress, Scheduler
 from flashstep.step import StepPlan, StepResult
 
@@ -37,6 +38,7 @@ class Engine:
             facts.cache,
             sliding_window=facts.sliding_window,
             eos_token_ids=facts.eos_token_ids,
+            speculation=facts.speculation,
         )
         self._vocab_size = facts.vocab_size
         self._seeds = random.Random(seed)
@@ -62,12 +64,20 @@ class Engine:
         found = problems(request.params, self._vocab_size)
         if request.prompt and not 0 <= min(request.prompt) <= max(request.prompt) < self._vocab_size:
             found.append(f"the prompt holds a token id outside 0..{self._vocab_size - 1}")
+        if request.params.constraint is not None:
+            found += self._constraint_problems(request.params.constraint)
         if found:
             raise ValueError("; ".join(found))
         if request.params.seed is None:
             params = msgspec.structs.replace(request.params, seed=self._seeds.getrandbits(SEED_BITS))
             request = msgspec.structs.replace(request, params=params)
         self._scheduler.add(request)
+
+    def _constraint_problems(self, constraint: Constraint) -> list[str]:
+        if not self._runner.facts.follows_grammars:
+            return ["this checkpoint has no tokenizer.json: a grammar cannot be followed without one"]
+        wrong = problem(constraint)
+        return [] if wrong is None else [wrong]
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """End requests now; unknown and finished ids are ignored."""
@@ -146,4 +156,5 @@ def _output(item: Progress) -> RequestOutput:
         queued_s=item.queued_s,
         prefill_s=item.prefill_s,
         preemptions=item.preemptions,
+        acceptance=item.acceptance,
     )

@@ -82,6 +82,10 @@ class OutputStream:
             self.done = True
         return output
 
+    def abort(self) -> None:
+        """End the request early and go on following: its last output tells how it went."""
+        self._client.abort((self.id,))
+
     def close(self) -> None:
         """Stop following; abort the request if it has not ended. Safe to call twice."""
         if not self.done:
@@ -303,4 +307,5 @@ def _merged(outputs: list[RequestOutput]) -> RequestOutput:
         queued_s=first.queued_s,
         prefill_s=first.prefill_s,
         preemptions=last.preemptions,
+        acceptance=last.acceptance,
     )

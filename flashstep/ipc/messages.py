@@ -6,7 +6,7 @@ produced anything, ``Stats`` at most every 100 ms, ``Rejected`` for a request th
 
 import msgspec
 
-from flashstep.request import Request, TokenLogprob
+from flashstep.request import Acceptance, Request, TokenLogprob
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -44,7 +44,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """New tokens of one request. ``finish_reason`` ("stop", "length", "abort", "error") ends it.
 
     ``stop_token`` is the id that stopped it (it is the last of ``tokens``). ``cached_tokens`` and ``replayed_tokens`` come with
-    the first output, as do ``queued_s`` and ``prefill_s``. ``preemptions`` comes with the last.
+    the first output, as do ``queued_s`` and ``prefill_s``. ``preemptions`` comes with the last, as does ``acceptance`` where the
+    engine speculates.
     """
 
     id: str
@@ -58,6 +59,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     queued_s: float | None = None
     prefill_s: float | None = None
     preemptions: int = 0
+    acceptance: Acceptance | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -76,6 +78,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     prompt_tokens: int
     generation_tokens: int
     steps: int
+    acceptance: Acceptance | None = None  # None: the engine does not speculate
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

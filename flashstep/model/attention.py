@@ -22,31 +22,30 @@ from flashstep.model.rows import Rotation, Rows
 
 
 class Projections:
-    """Queries, the layer's own window record, and the output projection: what every role has."""
+    """Queries, the key of a window record, and the output projection: what every attention has, the draft's too."""
 
     def __init__(
         self, config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops, window: WindowView
     ) -> None:
         eps = config.rms_norm_eps
-        self._wq_a_wkv = Linear8(parameters, f"{prefix}.wq_a", f"{prefix}.wkv", ops=ops)
         self._q_norm = Norm(parameters, f"{prefix}.q_norm", eps=eps, ops=ops)
         self._wq_b = Linear8(parameters, f"{prefix}.wq_b", ops=ops)
         self._kv_norm = Norm(parameters, f"{prefix}.kv_norm", eps=eps, ops=ops)
         self._wo_a = GroupedOutput(parameters, f"{prefix}.wo_a", groups=config.o_groups, ops=ops)
         self._wo_b = Linear8(parameters, f"{prefix}.wo_b", ops=ops)
         self._norm_rope, self._cast, self._gemm = ops.norm_rope, ops.cast, ops.gemm
-        self._split = (config.q_lora_rank, config.head_dim)
         self._heads, self._groups = config.num_attention_heads, config.o_groups
         self.sink_H = parameters.plain(f"{prefix}.attn_sink")
         self.window = window
         self.width = config.sliding_window
 
-    def store_window(self, x_TD: Tensor, rows: Rows, rotation: Rotation) -> Tensor:
-        """Write each row's window record, key and value in one -> query latent [T, L] before its norm, of the same product."""
-        latent_TL, k_TC = self._wq_a_wkv(x_TD).split(self._split, dim=1)
-        k_TC = self._norm_rope.rotate(self._kv_norm(k_TC), *rotation)
-        self._cast.store_mxfp8(k_TC, self.window.planes, slot_T=rows.window_slot_T)
-        return latent_TL
+    def key(self, k_TC: Tensor, rotation: Rotation) -> Tensor:
+        """wkv's product [T, C] -> key and value in one, normed and rotated."""
+        return self._norm_rope.rotate(self._kv_norm(k_TC), *rotation)
+
+    def store(self, k_TC: Tensor, rows: Rows, rotation: Rotation) -> None:
+        """Write each row's window record, of wkv's product [T, C]."""
+        self._cast.store_mxfp8(self.key(k_TC, rotation), self.window.planes, slot_T=rows.window_slot_T)
 
     def latent(self, latent_TL: Tensor) -> Any:
         """The normed query latent, quantised once for queries and the layer's indexer."""
@@ -63,10 +62,27 @@ class Projections:
         return self._wo_b(self._wo_a(o_TGI).flatten(1))
 
 
+class LayerProjections(Projections):
+    """Those of a backbone layer, whose rows' queries and window records come of one product."""
+
+    def __init__(
+        self, config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops, window: WindowView
+    ) -> None:
+        super().__init__(config, parameters, prefix, ops=ops, window=window)
+        self._wq_a_wkv = Linear8(parameters, f"{prefix}.wq_a", f"{prefix}.wkv", ops=ops)
+        self._split = (config.q_lora_rank, config.head_dim)
+
+    def store_window(self, x_TD: Tensor, rows: Rows, rotation: Rotation) -> Tensor:
+        """Write each row's window record -> query latent [T, L] before its norm."""
+        latent_TL, k_TC = self._wq_a_wkv(x_TD).split(self._split, dim=1)
+        self.store(k_TC, rows, rotation)
+        return latent_TL
+
+
 class WindowAttention:
     """Ratio 0: reads only its own window."""
 
-    def __init__(self, projections: Projections, *, ops: Ops) -> None:
+    def __init__(self, projections: LayerProjections, *, ops: Ops) -> None:
         self._projections = projections
         self._attention = ops.attention
 
@@ -89,7 +105,7 @@ class WindowAttention:
 class ReuseAttention:
     """Entries and selection of earlier layers, unchanged."""
 
-    def __init__(self, projections: Projections, *, ops: Ops, view: SourceView) -> None:
+    def __init__(self, projections: LayerProjections, *, ops: Ops, view: SourceView) -> None:
         self._projections = projections
         self._attention = ops.attention
         self._view = view
@@ -122,7 +138,9 @@ class ReuseAttention:
 class ReindexAttention(ReuseAttention):
     """Entries of an earlier layer, a selection of its own."""
 
-    def __init__(self, projections: Projections, *, ops: Ops, view: SourceView, indexer: AnyIndexer) -> None:
+    def __init__(
+        self, projections: LayerProjections, *, ops: Ops, view: SourceView, indexer: AnyIndexer
+    ) -> None:
         super().__init__(projections, ops=ops, view=view)
         self._indexer = indexer
 
@@ -140,7 +158,7 @@ class FullAttention(ReindexAttention):
 
     def __init__(
         self,
-        projections: Projections,
+        projections: LayerProjections,
         *,
         ops: Ops,
         view: SourceView,
@@ -164,7 +182,7 @@ def attention_of(
 ) -> AnyAttention:
     """The attention that layer ``spec`` is defined to have."""
     prefix = f"layers.{spec.index}.attn"
-    projections = Projections(config, parameters, prefix, ops=ops, window=pool.window(spec.index))
+    projections = LayerProjections(config, parameters, prefix, ops=ops, window=pool.window(spec.index))
     if spec.kv_source is None:
         return WindowAttention(projections, ops=ops)
     view = pool.source(spec.kv_source)

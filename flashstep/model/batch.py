@@ -1,4 +1,4 @@
-"""ForwardBatch: everything a forward reads besides weights and caches, in one argument.
+"""ForwardBatch and DraftBatch: everything a forward, or a draft, reads besides weights and caches, in one argument.
 
 Legend of shape suffixes: T rows of this step (all requests, concatenated), R requests in it, B columns of a block table,
 N look-back columns. Rows of one request are consecutive and ascending in position.
@@ -39,3 +39,19 @@ class ForwardBatch:
     lookback_TN: Tensor
     logit_rows: Tensor
     tail_start_R: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftBatch:
+    """The inputs of one draft: one block a request.
+
+    anchor_R           int64  the newest token, which has not run through the target
+    position_R         int64  its position n; positions before it have
+    window_table_RB    int64  as in ``ForwardBatch``; must reach back to n - window
+    window_start_R     int64  as in ``ForwardBatch``
+    """
+
+    anchor_R: Tensor
+    position_R: Tensor
+    window_table_RB: Tensor
+    window_start_R: Tensor

@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from flashstep.config.model import ModelConfig
-from flashstep.kernels import Ops
 from flashstep.model.linear import LinearF, Norm
 from flashstep.model.parameters import Parameters
 
@@ -21,12 +20,12 @@ class Embedding:
 
 
 class Head:
-    """Final norm and the fp32 head, untied from the embedding."""
+    """A final norm and the fp32 head, untied from the embedding; the draft has a norm of its own before the same head."""
 
-    def __init__(self, config: ModelConfig, parameters: Parameters, *, ops: Ops) -> None:
-        self._norm = Norm(parameters, "norm", eps=config.rms_norm_eps, ops=ops)
-        self._head = LinearF(parameters, "head", ops=ops)
+    def __init__(self, norm: Norm, linear: LinearF) -> None:
+        self._norm = norm
+        self._linear = linear
 
     def __call__(self, hidden_TD: Tensor) -> Tensor:
         """bf16 [T, D] -> fp32 [T, vocabulary]."""
-        return self._head(self._norm(hidden_TD))
+        return self._linear(self._norm(hidden_TD))

@@ -15,7 +15,15 @@ from flashstep.model.parameters import Parameters
 class MoE:
     """bf16 [T, D] -> bf16 [T, D]."""
 
-    def __init__(self, config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: Parameters,
+        prefix: str,
+        *,
+        ops: Ops,
+        experts_per_token: int,
+    ) -> None:
         self._moe, self._gemm = ops.moe, ops.gemm
         self._gate = ops.moe.prepare_gate(parameters.plain(f"{prefix}.gate.weight"))
         self._bias_E = parameters.plain(f"{prefix}.gate.bias")
@@ -30,7 +38,7 @@ class MoE:
         shared = f"{prefix}.shared_experts"
         self._shared_gate_up = Linear8(parameters, f"{shared}.w1", f"{shared}.w3", ops=ops)
         self._shared_down = Linear8(parameters, f"{shared}.w2", ops=ops)
-        self._count = config.num_experts_per_tok
+        self._count = experts_per_token
         self._scale = config.routed_scaling_factor
         self._temperature = config.gate_temp
         self._limit = config.swiglu_limit

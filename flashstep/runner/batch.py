@@ -1,6 +1,6 @@
 """StepPlan -> ForwardBatch: the rows of all spans, concatenated, with everything a forward reads.
 
-Takes spans, slots that are already up to date, and the Engram token map; gives tensors. Knows no policy and no sampling.
+Takes resolved spans, slots that are already up to date, and the Engram token map; gives tensors. Knows no policy and no sampling.
 Suffixes: T rows, R requests (one a span), B table columns, N look-back columns.
 """
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from flashstep.model.batch import ForwardBatch
 from flashstep.runner.histories import History, Slots
 from flashstep.runner.replay import cuts, dropped_count, tail_start
+from flashstep.runner.resolve import Resolved
 from flashstep.step import Span
 
 
@@ -28,21 +29,19 @@ class BatchBuilder:
     ) -> None:
         self._token_map = token_map
         self._pad = pad
-        self._lookback = lookback
+        self.lookback = lookback
         self._trim_window = trim_window
         self._device = device
 
-    def build(self, spans: Sequence[Span], slots: Slots) -> ForwardBatch:
-        """One row a token of ``spans``, whose slots have been extended."""
-        histories = [slots.holder(span.slot) for span in spans]
-        tokens, lookbacks = zip(*map(self._tokens, spans, histories), strict=True)
+    def build(self, resolved: Sequence[Resolved], slots: Slots) -> ForwardBatch:
+        """One row a token of ``resolved``, whose slots have been extended."""
+        spans = [item.span for item in resolved]
+        tokens, lookbacks = zip(*map(self._tokens, resolved), strict=True)
         lengths = [span.length for span in spans]
         slot_R = np.array([span.slot for span in spans], dtype=np.int64)
         columns = max(-(-(span.start + span.length) // slots.block_size) for span in spans)
-        starts = [
-            self._tail_start(span, history, slots) for span, history in zip(spans, histories, strict=True)
-        ]
-        logit_rows = _logit_rows(spans, histories, starts)
+        starts = [self._tail_start(item.span, item.history, slots) for item in resolved]
+        logit_rows = _logit_rows(resolved, starts)
         return ForwardBatch(
             input_ids_T=self._tensor(np.concatenate(tokens)),
             positions_T=self._tensor(np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])),
@@ -57,13 +56,13 @@ class BatchBuilder:
             tail_start_R=self._tensor(np.array(starts, dtype=np.int64)) if any(starts) else None,
         )
 
-    def _tokens(self, span: Span, history: History) -> tuple[np.ndarray, np.ndarray]:
+    def _tokens(self, item: Resolved) -> tuple[np.ndarray, np.ndarray]:
         """int64 ids [length], and compressed ids [length, N] of each token and those before it, newest first."""
-        before = min(span.start, self._lookback - 1)
-        ids = np.array(history.tokens(span.start - before, span.start + span.length), dtype=np.int64)
-        padding = np.full(self._lookback - 1 - before, self._pad, dtype=np.int64)
+        before = min(item.span.start, self.lookback - 1)
+        ids = np.array(item.tokens(item.span.start - before), dtype=np.int64)
+        padding = np.full(self.lookback - 1 - before, self._pad, dtype=np.int64)
         compressed = np.concatenate([padding, self._token_map[ids]])
-        lookback = np.lib.stride_tricks.sliding_window_view(compressed, self._lookback)[:, ::-1]
+        lookback = np.lib.stride_tricks.sliding_window_view(compressed, self.lookback)[:, ::-1]
         return ids[before:], lookback
 
     def _tail_start(self, span: Span, history: History, slots: Slots) -> int:
@@ -77,14 +76,14 @@ class BatchBuilder:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
 
-def _logit_rows(spans: Sequence[Span], histories: Sequence[History], starts: Sequence[int]) -> np.ndarray:
+def _logit_rows(resolved: Sequence[Resolved], starts: Sequence[int]) -> np.ndarray:
     """The rows whose logits are wanted, span by span, counted among the rows that run to the end."""
     rows: list[int] = []
     base = 0
-    for span, history, start in zip(spans, histories, starts, strict=True):
-        dropped = dropped_count(span, start)
-        rows += [base + offset - dropped for offset in wanted_offsets(span, history)]
-        base += span.length - dropped
+    for item, start in zip(resolved, starts, strict=True):
+        dropped = dropped_count(item.span, start)
+        rows += [base + offset - dropped for offset in wanted_offsets(item)]
+        base += item.span.length - dropped
     return np.array(rows, dtype=np.int64)
 
 
@@ -95,6 +94,8 @@ def prompt_logprob_count(span: Span, history: History) -> int:
     return max(min(span.length, len(history.request.prompt) - 1 - span.start), 0)
 
 
-def wanted_offsets(span: Span, history: History) -> list[int]:
-    """The rows of ``span`` whose logits are wanted: those that predict prompt tokens, then the one that is sampled from."""
-    return [*range(prompt_logprob_count(span, history)), *([span.length - 1] if span.sample else [])]
+def wanted_offsets(item: Resolved) -> list[int]:
+    """The rows whose logits are wanted: those that predict prompt tokens, then the newest one and its drafts."""
+    length = item.span.length
+    sampled = range(length - 1 - len(item.drafts), length) if item.span.sample else ()
+    return [*range(prompt_logprob_count(item.span, item.history)), *sampled]

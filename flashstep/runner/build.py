@@ -8,6 +8,7 @@ import contextlib
 import os
 from collections.abc import Generator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,16 +23,21 @@ from flashstep.config.errors import ConfigError
 from flashstep.config.files import read_json
 from flashstep.config.model import ModelConfig
 from flashstep.config.scheduler import SchedulerConfig
+from flashstep.config.speculative import Speculation, speculation
 from flashstep.engram.hash import EngramHash
 from flashstep.engram.table import MMAP, EngramTable
 from flashstep.engram.token_map import TokenMap
 from flashstep.kernels import Ops, choose_ops
 from flashstep.model.transformer import Transformer
 from flashstep.runner.batch import BatchBuilder
+from flashstep.runner.costs import measure
 from flashstep.runner.facts import RunnerFacts
 from flashstep.runner.histories import Slots
 from flashstep.runner.replay import may_trim
 from flashstep.runner.runner import ModelRunner
+from flashstep.sampling.constraint import Vocabulary
+from flashstep.speculate.depth import CostTable
+from flashstep.speculate.dspark import Proposer
 from flashstep.telemetry.log import Log
 from flashstep.weights.load import Loaded, Progress, dummy_weights, load_weights
 
@@ -50,6 +56,9 @@ def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> M
     loaded: Loaded | None = None
     tables: dict[int, EngramTable] = {}
     eos_token_ids: tuple[int, ...] = ()
+    speculates: Speculation | None = None
+    with _refusing(reasons):
+        speculates = None if config.speculative is None else speculation(config.speculative, model)
     with _refusing(reasons):
         token_map = read_token_map(config.model, model)
     with _refusing(reasons):
@@ -73,16 +82,25 @@ def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> M
     if reasons:
         raise ConfigError(str(config.model), reasons)
     assert token_map is not None and budget is not None and ops is not None and loaded is not None
-    facts = _facts(config, model, budget=budget, eos_token_ids=eos_token_ids, token_map=token_map)
+    facts = _facts(
+        config,
+        model,
+        budget=budget,
+        eos_token_ids=eos_token_ids,
+        token_map=token_map,
+        speculates=speculates,
+    )
     pool = CachePool(
-        CacheGroups.of(model),
+        CacheGroups.of(model, drafts=speculates is not None),
         num_blocks=budget.num_blocks,
         num_window_blocks=budget.num_window_blocks,
         block_size=budget.block_size,
         num_slots=config.max_num_seqs,
         device=device,
     )
-    transformer = Transformer(model, loaded.weights, ops=ops, pool=pool, engram_tables=tables)
+    transformer = Transformer(
+        model, loaded.weights, ops=ops, pool=pool, engram_tables=tables, drafts=speculates is not None
+    )
     batches = batch_builder(model, token_map, policy=config.hit_policy, device=device)
     log.info(
         "built",
@@ -93,7 +111,17 @@ def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> M
         max_model_len=budget.max_model_len,
         token_map=token_map.fingerprint,
     )
-    return ModelRunner(facts, model=transformer, batches=batches)
+    draft = (
+        None if speculates is None else _drafting(transformer, facts, speculates, lookback=batches.lookback)
+    )
+    return ModelRunner(
+        facts,
+        model=transformer,
+        batches=batches,
+        vocabulary=_vocabulary(config.model, model, eos_token_ids=eos_token_ids),
+        drafter=None if draft is None else draft.proposer,
+        costs=None if draft is None else draft.costs,
+    )
 
 
 def batch_builder(
@@ -112,9 +140,47 @@ def batch_builder(
 
 def read_token_map(folder: Path, model: ModelConfig) -> TokenMap:
     """The token map of the checkpoint's tokenizer; a model without Engram may come without one."""
-    if not model.engram_layer_ids and not (folder / "tokenizer.json").is_file():
+    if not model.engram_layer_ids and not _has_tokenizer(folder):
         return TokenMap.of(np.zeros(model.vocab_size, dtype=np.int64).tolist())
     return TokenMap.read(folder, model)
+
+
+class _Drafting(NamedTuple):
+    proposer: Proposer
+    costs: CostTable | None
+
+
+def _drafting(model: Transformer, facts: RunnerFacts, speculates: Speculation, *, lookback: int) -> _Drafting:
+    draft = model.draft
+    assert draft is not None
+    proposer = Proposer(draft, method=speculates.draft_sample_method)
+    if not speculates.adaptive:
+        return _Drafting(proposer, None)
+    with torch.inference_mode():
+        costs = measure(
+            model,
+            draft,
+            lookback=lookback,
+            drafts=speculates.num_tokens,
+            max_num_seqs=facts.scheduler.max_num_seqs,
+            cache=facts.cache,
+        )
+    curves = {
+        f"{name}_ms": {rows: round(1e3 * s, 2) for rows, s in zip(curve.rows, curve.seconds, strict=True)}
+        for name, curve in (("verify", costs.verify), ("draft", costs.draft))
+    }
+    log.info("costs measured", **curves)
+    return _Drafting(proposer, costs)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return (folder / "tokenizer.json").is_file()
+
+
+def _vocabulary(folder: Path, model: ModelConfig, *, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:
+    if not _has_tokenizer(folder):
+        return None
+    return Vocabulary.read(folder, vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
 
 
 @contextlib.contextmanager
@@ -156,9 +222,10 @@ def _check_memory(budget: CacheBudget, *, max_num_seqs: int) -> None:
 
 
 def _load(config: EngineConfig, model: ModelConfig, *, progress: Progress | None) -> Loaded:
+    drafts = config.speculative is not None
     if config.load_format == DUMMY:
-        return dummy_weights(model, seed=config.seed, progress=progress)
-    return load_weights(config.model, model, progress=progress)
+        return dummy_weights(model, seed=config.seed, drafts=drafts, progress=progress)
+    return load_weights(config.model, model, drafts=drafts, progress=progress)
 
 
 def _eos_token_ids(folder: Path, model: ModelConfig) -> tuple[int, ...]:
@@ -185,6 +252,7 @@ def _facts(
     budget: CacheBudget,
     eos_token_ids: tuple[int, ...],
     token_map: TokenMap,
+    speculates: Speculation | None,
 ) -> RunnerFacts:
     return RunnerFacts(
         scheduler=SchedulerConfig(
@@ -205,4 +273,6 @@ def _facts(
         vocab_size=model.vocab_size,
         eos_token_ids=eos_token_ids,
         token_map_fingerprint=token_map.fingerprint,
+        speculation=speculates,
+        follows_grammars=_has_tokenizer(config.model),
     )

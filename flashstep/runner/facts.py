@@ -10,6 +10,7 @@ import msgspec
 
 from flashstep.config.cache import CacheConfig
 from flashstep.config.scheduler import SchedulerConfig
+from flashstep.config.speculative import Speculation
 from flashstep.request import Request
 from flashstep.step import StepPlan, StepResult
 
@@ -23,6 +24,10 @@ class RunnerFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     token_map_fingerprint: str
+    speculation: Speculation | None = None
+    follows_grammars: bool = (
+        True  # False: the checkpoint has no tokenizer, so nobody knows what its tokens spell
+    )
 
     @property
     def max_model_len(self) -> int:

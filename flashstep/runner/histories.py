@@ -1,7 +1,7 @@
 """What the runner remembers between steps: the tokens of each request, and the tables of each slot.
 
-Owns histories by request id (they outlive a preemption) and block tables by slot (they do not), both brought up to date by the
-deltas of plans. Knows no tensors; numpy arrays are what a batch is cut from.
+Owns histories by request id (they outlive a preemption) and block tables by slot (they do not, and drafts neither), both brought
+up to date by the deltas of plans. Knows no tensors; numpy arrays are what a batch is cut from.
 """
 
 from dataclasses import dataclass, field
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flashstep.request import Request
+from flashstep.sampling.constraint import Matcher
+from flashstep.speculate.dspark import Proposal
 from flashstep.step import Admission, Span
 
 ABSENT = -1
@@ -16,14 +18,21 @@ ABSENT = -1
 
 @dataclass(kw_only=True, slots=True)
 class History:
-    """One request and the tokens it has so far."""
+    """One request and the tokens it has so far; the grammar it follows, the drafts proposed behind its newest token, if any."""
 
     request: Request
     output: list[int] = field(default_factory=list)
+    matcher: Matcher | None = None
+    proposal: Proposal | None = None
 
     @property
     def length(self) -> int:
         return len(self.request.prompt) + len(self.output)
+
+    def room(self, max_model_len: int) -> int:
+        """Tokens that it may still have."""
+        limit = min(self.request.params.max_tokens, max_model_len - len(self.request.prompt))
+        return limit - len(self.output)
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Tokens at positions ``start .. stop - 1``."""
@@ -68,7 +77,7 @@ class Slots:
 
     def drop(self, slot: int) -> None:
         """Empty ``slot``; its blocks may belong to somebody else from now on."""
-        self.holder(slot)
+        self.holder(slot).proposal = None
         self._holders[slot] = None
         self.blocks[slot] = ABSENT
         self.window_blocks[slot] = ABSENT

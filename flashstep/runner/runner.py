@@ -1,36 +1,68 @@
-"""One rank's device side: runs a StepPlan (batch, forward, sample) and gives its StepResult.
+"""One rank's device side: runs a StepPlan (resolve, forward, sample or verify, propose) and gives its StepResult.
 
 Owns what lasts between steps: token histories by request and tables by slot. Plans run in order, so the input of a span may be a
 token that the step before has sampled. Knows no policy; blocks are numbers that plans bring.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from flashstep.config.speculative import RejectionSampleMethod
 from flashstep.model.transformer import Transformer
 from flashstep.request import Request, TokenLogprob
 from flashstep.runner.batch import BatchBuilder, prompt_logprob_count, wanted_offsets
 from flashstep.runner.facts import RunnerFacts
 from flashstep.runner.histories import History, Slots
+from flashstep.runner.resolve import Resolved, adapt, resolve
+from flashstep.sampling.constraint import Matcher, Vocabulary
 from flashstep.sampling.logprobs import token_logprobs
-from flashstep.sampling.sampler import SampleRow, sample
+from flashstep.sampling.sampler import SampleRow
+from flashstep.speculate.depth import CostTable
+from flashstep.speculate.dspark import Anchor, Drafter
+from flashstep.speculate.verify import Drafted, verify
 from flashstep.step import Span, SpanResult, StepPlan, StepResult
 
 PARALLEL_ROWS = 512  # the smallest step at which a second thread was seen to pay: docs/log.md, 2026-11-30
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """What a span that samples has brought."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+
+
+NOTHING = Sampled(tokens=(), logprobs=())
+
+
 class ModelRunner:
     """The runner of a whole model on one device (see ``facts.Runner``). Requests come with a seed: the engine draws it.
 
-    Torch's threads are chosen by step, in the thread that runs it: one for few rows (decode), all that torch was given for many.
+    ``vocabulary`` is what grammars need; ``drafter`` None decodes one token a step (checks put others in its place); ``costs``
+    None verifies all that a plan allows. Torch's threads are chosen by step, in the thread that runs it: one for few rows
+    (decode), all that torch was given for many.
     """
 
-    def __init__(self, facts: RunnerFacts, *, model: Transformer, batches: BatchBuilder) -> None:
+    def __init__(
+        self,
+        facts: RunnerFacts,
+        *,
+        model: Transformer,
+        batches: BatchBuilder,
+        vocabulary: Vocabulary | None,
+        drafter: Drafter | None = None,
+        costs: CostTable | None = None,
+    ) -> None:
         self._facts = facts
         self._model = model
         self._batches = batches
+        self._vocabulary = vocabulary
+        self.drafter = drafter
+        self._costs = costs
         self._threads = torch.get_num_threads()
         self._histories: dict[str, History] = {}
         self._slots = Slots(
@@ -45,31 +77,33 @@ class ModelRunner:
     def run(self, plan: StepPlan, requests: Sequence[Request]) -> StepResult:
         """Run one step; ``requests`` are those that ``plan`` admits for the first time."""
         self._follow(plan, requests)
-        rows = sum(span.length for span in plan.spans)
+        resolved = self._resolve(plan)
+        if not resolved:
+            return StepResult(step=plan.step, spans=tuple(self._nothing(span) for span in plan.spans))
+        rows = sum(item.span.length for item in resolved)
         torch.set_num_threads(self._threads if rows >= PARALLEL_ROWS else 1)
-        logits_RV = self._model.forward(self._batches.build(plan.spans, self._slots))
-        histories = [self._slots.holder(span.slot) for span in plan.spans]
-        counts = [
-            len(wanted_offsets(span, history)) for span, history in zip(plan.spans, histories, strict=True)
-        ]
-        by_span = logits_RV.split(counts)
+        logits_RV = self._model.forward(self._batches.build(resolved, self._slots))
+        by_span = logits_RV.split([len(wanted_offsets(item)) for item in resolved])
         prompt_logprobs = [
-            _prompt_logprobs(logits, span, history)
-            for logits, span, history in zip(by_span, plan.spans, histories, strict=True)
+            _prompt_logprobs(logits, item) for logits, item in zip(by_span, resolved, strict=True)
         ]
-        sampled = self._sample(by_span, plan.spans, histories)
+        sampled = self._sample(by_span, resolved)
+        if self.drafter is not None and plan.propose:
+            self._propose([item for item in resolved if item.span.sample], count=plan.propose)
+        results = {
+            item.span.slot: SpanResult(
+                slot=item.span.slot,
+                request_id=item.history.request.id,
+                tokens=sampled.get(item.span.slot, NOTHING).tokens,
+                logprobs=sampled.get(item.span.slot, NOTHING).logprobs,
+                prompt_logprobs=told,
+                drafted=len(item.drafts),
+            )
+            for item, told in zip(resolved, prompt_logprobs, strict=True)
+        }
         return StepResult(
             step=plan.step,
-            spans=tuple(
-                SpanResult(
-                    slot=span.slot,
-                    request_id=history.request.id,
-                    tokens=sampled[index][0] if index in sampled else (),
-                    logprobs=sampled[index][1] if index in sampled else (),
-                    prompt_logprobs=prompt_logprobs[index],
-                )
-                for index, (span, history) in enumerate(zip(plan.spans, histories, strict=True))
-            ),
+            spans=tuple(results.get(span.slot) or self._nothing(span) for span in plan.spans),
         )
 
     def _follow(self, plan: StepPlan, requests: Sequence[Request]) -> None:
@@ -83,50 +117,123 @@ class ModelRunner:
             assert request.params.seed is not None or request.params.temperature == 0, (
                 "the engine draws seeds"
             )
-            self._histories[request.id] = History(request=request)
+            self._histories[request.id] = History(request=request, matcher=self._matcher(request))
         for admission in plan.admitted:
             self._slots.take(admission, self._histories[admission.request_id])
         for span in plan.spans:
             self._slots.extend(span)
 
-    def _sample(
-        self, by_span: Sequence[Tensor], spans: Sequence[Span], histories: Sequence[History]
-    ) -> dict[int, tuple[tuple[int, ...], tuple[TokenLogprob, ...]]]:
-        """For each span that samples: its token, appended to its history, and the log-probability if it was asked for."""
-        chosen = [index for index, span in enumerate(spans) if span.sample]
+    def _matcher(self, request: Request) -> Matcher | None:
+        if request.params.constraint is None:
+            return None
+        assert self._vocabulary is not None, "the engine refuses grammars where there is no tokenizer"
+        return Matcher(self._vocabulary, request.params.constraint)
+
+    def _resolve(self, plan: StepPlan) -> list[Resolved]:
+        found = (resolve(span, self._slots, max_model_len=self._facts.max_model_len) for span in plan.spans)
+        resolved = [item for item in found if item is not None]
+        return resolved if self._costs is None else adapt(resolved, self._costs)
+
+    def _nothing(self, span: Span) -> SpanResult:
+        """A decode span of a request that has all the tokens it may have."""
+        return SpanResult(slot=span.slot, request_id=self._slots.holder(span.slot).request.id)
+
+    # ---- sampling ------------------------------------------------------------------------------------------------
+
+    def _sample(self, by_span: Sequence[Tensor], resolved: Sequence[Resolved]) -> dict[int, Sampled]:
+        """By slot, for each span that samples: its tokens, appended to its history, and log-probabilities if asked for."""
+        chosen = [
+            (item, logits[-1 - len(item.drafts) :])
+            for item, logits in zip(resolved, by_span, strict=True)
+            if item.span.sample
+        ]
         if not chosen:
             return {}
-        logits_RV = torch.stack([by_span[index][-1] for index in chosen])
-        tokens = sample(logits_RV, [self._sample_row(spans[index], histories[index]) for index in chosen])
-        results: dict[int, tuple[tuple[int, ...], tuple[TokenLogprob, ...]]] = {}
-        for row, (index, token) in enumerate(zip(chosen, tokens, strict=True)):
-            history = histories[index]
-            history.output.append(token)
+        speculation = self._facts.speculation
+        verdicts = verify(
+            torch.cat([logits for _, logits in chosen]),
+            [self._drafted(item) for item, _ in chosen],
+            rule=speculation.rejection_sample_method if speculation else RejectionSampleMethod.STANDARD,
+            acceptance_rates=speculation.acceptance_rates if speculation else (),
+        )
+        results: dict[int, Sampled] = {}
+        for (item, logits_RV), verdict in zip(chosen, verdicts, strict=True):
+            history, tokens = item.history, verdict.tokens
+            history.output.extend(tokens)
+            history.proposal = None
+            if history.matcher is not None:
+                history.matcher.accept(tokens)
             count = history.request.params.logprobs
             logprobs = (
-                [] if count is None else token_logprobs(logits_RV[row : row + 1], [token], counts=[count])
+                []
+                if count is None
+                else token_logprobs(logits_RV[: len(tokens)], tokens, counts=[count] * len(tokens))
             )
-            results[index] = ((token,), tuple(logprobs))
+            results[item.span.slot] = Sampled(tokens=tokens, logprobs=tuple(logprobs))
         return results
 
-    def _sample_row(self, span: Span, history: History) -> SampleRow:
-        assert span.start + span.length == history.length, "only the newest position is sampled"
-        return SampleRow(
-            params=history.request.params,
-            seed=history.request.params.seed or 0,  # None only where nothing is drawn
-            position=len(history.output),
-            prompt=history.request.prompt,
-            output=history.output,
-            eos_token_ids=self._facts.eos_token_ids,
+    def _drafted(self, item: Resolved) -> Drafted:
+        history = item.history
+        params, prompt = history.request.params, history.request.prompt
+        assert item.span.start + item.span.length - len(item.drafts) == history.length, (
+            "only what follows the newest position is sampled"
         )
+        masks: list[Tensor | None] = [None] * (1 + len(item.drafts))
+        if history.matcher is not None:
+            possible = item.drafts[: history.matcher.keep(item.drafts)]
+            masks[: len(possible) + 1] = history.matcher.masks(possible)
+        rows = [
+            SampleRow(
+                params=params,
+                seed=params.seed or 0,  # None only where nothing is drawn
+                position=len(history.output) + number,
+                prompt=prompt,
+                output=[*history.output, *item.drafts[:number]] if number else history.output,
+                eos_token_ids=self._facts.eos_token_ids,
+                allowed_V=mask,
+            )
+            for number, mask in enumerate(masks)
+        ]
+        drawn = history.proposal.logits_KV if history.proposal is not None and item.drafts else None
+        return Drafted(rows=rows, drafts=item.drafts, draft_logits_KV=drawn)
+
+    # ---- drafts --------------------------------------------------------------------------------------------------
+
+    def _propose(self, resolved: Sequence[Resolved], *, count: int) -> None:
+        """Leave drafts with every request that has sampled and can use them."""
+        assert self.drafter is not None
+        going_on = [item for item in resolved if item.history.room(self._facts.max_model_len) > 1]
+        if not going_on:
+            return
+        slots = [item.span.slot for item in going_on]
+        histories = [item.history for item in going_on]
+        columns = -(-max(history.length for history in histories) // self._slots.block_size)
+        proposals = self.drafter.propose(
+            [
+                Anchor(
+                    token=history.output[-1],
+                    position=history.length - 1,
+                    output_position=len(history.output) - 1,
+                    seed=history.request.params.seed or 0,
+                    temperature=history.request.params.temperature,
+                )
+                for history in histories
+            ],
+            window_table_RB=torch.from_numpy(self._slots.window_blocks[slots, :columns]),
+            window_start_R=torch.from_numpy(self._slots.window_start[slots]),
+            count=count,
+        )
+        for history, proposal in zip(histories, proposals, strict=True):
+            history.proposal = proposal
 
 
-def _prompt_logprobs(logits_RV: Tensor, span: Span, history: History) -> tuple[TokenLogprob, ...]:
+def _prompt_logprobs(logits_RV: Tensor, item: Resolved) -> tuple[TokenLogprob, ...]:
     """Of the prompt tokens at positions span.start + 1 .. , one for each row that predicts one."""
-    count = prompt_logprob_count(span, history)
+    request = item.history.request
+    count = prompt_logprob_count(item.span, item.history)
     if count == 0:
         return ()
-    asked = history.request.params.prompt_logprobs
+    asked = request.params.prompt_logprobs
     assert asked is not None
-    tokens = history.request.prompt[span.start + 1 : span.start + 1 + count]
+    tokens = request.prompt[item.span.start + 1 : item.span.start + 1 + count]
     return tuple(token_logprobs(logits_RV[:count], tokens, counts=[asked] * count))

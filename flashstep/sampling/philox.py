@@ -1,7 +1,8 @@
 """Philox4x32-10 (Salmon et al., SC 2011): random numbers as a pure function of a key and a counter.
 
-Owns which counter stands for which draw, so that a number depends on (seed, output position, purpose, token id) and on nothing
-else in the batch. Words are unsigned 32-bit values held in int64 tensors. Suffixes: R rows, V vocabulary, Q groups of four.
+Owns which counter stands for which draw, so that a number depends on (seed, output position, purpose, offset, token id) and on
+nothing else in the batch. Words are unsigned 32-bit values held in int64 tensors. Suffixes: R rows, V vocabulary, Q groups of
+four.
 """
 
 import enum
@@ -18,9 +19,16 @@ LANES = 4  # numbers a counter gives
 
 
 class Purpose(enum.IntEnum):
-    """What a draw is for; purposes never share numbers. Verification of drafts adds its own."""
+    """What a draw is for; purposes never share numbers.
+
+    TOKEN: the token at an output position. DRAFT and ACCEPT: the drafts proposed behind the token at an output position, and
+    whether they stand. Several steps may draft for one position, each behind another newest token, so these two are keyed by the
+    newest token's position and the draft's offset behind it.
+    """
 
     TOKEN = 0
+    DRAFT = 1
+    ACCEPT = 2
 
 
 def philox4x32(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -40,22 +48,41 @@ def philox4x32(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor
     return c0, c1, c2, c3
 
 
-def uniforms(seeds_R: Tensor, positions_R: Tensor, *, count: int, purpose: Purpose = Purpose.TOKEN) -> Tensor:
-    """int64 seeds and output positions [R] -> fp64 [R, count] in the open interval (0, 1), number v from counter v // 4."""
+def uniforms(
+    seeds_R: Tensor,
+    positions_R: Tensor,
+    *,
+    count: int,
+    purpose: Purpose = Purpose.TOKEN,
+    offsets_R: Tensor | None = None,
+) -> Tensor:
+    """int64 seeds and output positions [R] -> fp64 [R, count] in the open interval (0, 1), number v from counter v // 4.
+
+    ``offsets_R`` int64 [R] is the last counter word, 0 where none is given.
+    """
     device = seeds_R.device
     quads_Q = torch.arange(-(-count // LANES), device=device)
+    offsets_R1 = torch.tensor(0, device=device) if offsets_R is None else (offsets_R & WORD).unsqueeze(1)
     words = philox4x32(
         (
             quads_Q.unsqueeze(0),
             (positions_R & WORD).unsqueeze(1),
             torch.tensor(int(purpose), device=device),
-            torch.tensor(0, device=device),
+            offsets_R1,
         ),
         ((seeds_R & WORD).unsqueeze(1), (seeds_R >> 32 & WORD).unsqueeze(1)),
     )
     return (torch.stack(words, dim=2).flatten(1)[:, :count].double() + 0.5) * 2.0**-32
 
 
-def gumbel(seeds_R: Tensor, positions_R: Tensor, *, count: int) -> Tensor:
-    """Standard Gumbel noise, fp64 [R, count]: one number a token id."""
-    return -torch.log(-torch.log(uniforms(seeds_R, positions_R, count=count)))
+def gumbel(
+    seeds_R: Tensor,
+    positions_R: Tensor,
+    *,
+    count: int,
+    purpose: Purpose = Purpose.TOKEN,
+    offsets_R: Tensor | None = None,
+) -> Tensor:
+    """Standard Gumbel noise, fp64 [R, count]: one number a token id. Keyed as ``uniforms``."""
+    uniforms_RV = uniforms(seeds_R, positions_R, count=count, purpose=purpose, offsets_R=offsets_R)
+    return -torch.log(-torch.log(uniforms_RV))

@@ -1,8 +1,8 @@
 """The sampler: raw logits and each row's parameters -> one token a row.
 
-Owns the order of processors, which is vLLM's: bad words, min_tokens, logit bias, penalties; then for temperature 0 the largest,
-else temperature, min-p, top-k, top-p and Gumbel-max. Noise is keyed by (seed, output position), everything is worked out row by
-row in fp64, so a row's token is the same whatever stands beside it. Suffixes: R rows, V vocabulary.
+Owns the order of processors, which is vLLM's: grammar, bad words, min_tokens, logit bias, penalties; then for temperature 0 the
+largest, else temperature, min-p, top-k, top-p and Gumbel-max. Noise is keyed by (seed, output position), everything is worked out
+row by row in fp64, so a row's token is the same whatever stands beside it. Suffixes: R rows, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,10 @@ NEVER = -torch.inf
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRow:
-    """What one row's choice depends on besides its logits. ``position`` counts outputs from 0."""
+    """What one row's choice depends on besides its logits. ``position`` counts outputs from 0.
+
+    ``allowed_V`` bool [V] is what a grammar lets through, on the logits' device; None: everything.
+    """
 
     params: SamplingParams
     seed: int
@@ -27,6 +30,7 @@ class SampleRow:
     prompt: Sequence[int]
     output: Sequence[int]  # the tokens before ``position``
     eos_token_ids: tuple[int, ...]
+    allowed_V: Tensor | None = None
 
 
 def sample(logits_RV: Tensor, rows: Sequence[SampleRow]) -> list[int]:
@@ -46,12 +50,17 @@ def sample(logits_RV: Tensor, rows: Sequence[SampleRow]) -> list[int]:
 
 
 def adjust_(logits_V: Tensor, row: SampleRow) -> None:
-    """Apply in place, to one fp64 row, the processors that may change which token is the largest."""
+    """Apply in place, to one fp64 row, the processors that may change which token is the largest.
+
+    Where bad words and min_tokens would ban all that a grammar allows, the grammar wins: the answer must keep its form.
+    """
     params = row.params
+    if row.allowed_V is not None:
+        logits_V.masked_fill_(~row.allowed_V, NEVER)
     banned = [word[-1] for word in params.bad_words if _would_complete(word, row.output)]
     if len(row.output) < params.min_tokens:
         banned += [*row.eos_token_ids, *params.stop_token_ids]
-    if banned:
+    if banned and not _nothing_left(row.allowed_V, banned):
         logits_V[banned] = NEVER
     if params.logit_bias:
         logits_V[list(params.logit_bias)] += logits_V.new_tensor(list(params.logit_bias.values()))
@@ -70,6 +79,29 @@ def adjust_(logits_V: Tensor, row: SampleRow) -> None:
 def probabilities(adjusted_RV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """fp64 adjusted logits [R, V] -> fp64 [R, V], the distribution that a token is drawn from at temperatures above 0."""
     return torch.softmax(_truncated(adjusted_RV, params), dim=1)
+
+
+def log_probabilities(logits_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """fp32 logits [R, V] of rows at temperatures above 0 -> fp32 [R, V]: the log of the distribution that ``sample`` draws from.
+
+    Worked out in fp64 and rounded once; -inf where a token cannot come, in the whole row if none can.
+    """
+    if not rows:
+        return logits_RV.float()
+    adjusted_RV = logits_RV.double()  # a copy: fp32 came in
+    for index, row in enumerate(rows):
+        adjust_(adjusted_RV[index], row)
+    truncated_RV = _truncated(adjusted_RV, [row.params for row in rows])
+    possible_R1 = (truncated_RV > NEVER).any(dim=1, keepdim=True)
+    return torch.log_softmax(truncated_RV, dim=1).where(possible_R1, NEVER).float()
+
+
+def _nothing_left(allowed_V: Tensor | None, banned: Sequence[int]) -> bool:
+    if allowed_V is None:
+        return False
+    left_V = allowed_V.clone()
+    left_V[banned] = False
+    return not bool(left_V.any())
 
 
 def _would_complete(word: Sequence[int], output: Sequence[int]) -> bool:

@@ -24,11 +24,13 @@ class Memory:
         cache: CacheConfig,
         *,
         window: int,
+        ahead: int = 1,
         global_pool: BlockPool | None = None,
         window_pool: BlockPool | None = None,
     ) -> None:
         self.cache = cache
         self.window = window
+        self.ahead = ahead  # rows that may be planned behind the newest known token
         self.blocks = global_pool or BlockPool(cache.num_blocks)
         self.window_blocks = window_pool or BlockPool(cache.num_window_blocks)
         self._fences: deque[tuple[int, list[int], list[int]]] = deque()
@@ -44,8 +46,8 @@ class Memory:
 
     @property
     def live_window_blocks(self) -> int:
-        """Window blocks that a request holds at most when it decodes: its window and the block it writes."""
-        return -(-self.window // self.cache.block_size) + 1
+        """Window blocks that a request holds at most when it decodes: its window and the blocks it writes."""
+        return -(-(self.window + self.ahead - 1) // self.cache.block_size) + 1
 
     def give_back(self, tables: Tables, *, behind: int | None) -> None:
         """Release ``tables``; ``behind`` is the newest planned step that may touch them (None: no step does)."""

@@ -1,8 +1,9 @@
 """The scheduler: ``plan`` says what the next step runs, ``commit`` takes what a step gave. Two verbs, and add and abort.
 
-Takes Requests and StepResults; gives StepPlans and Progress. A plan speaks of slots, positions and block numbers only, so
-step N+1 is planned while step N runs (at most two in flight): counts run ahead, a stop is noticed one step late, and that step's
-token is thrown away. Every plan must be run, in order, and its result committed, in order. Knows no tensor and no text.
+Takes Requests and StepResults; gives StepPlans and Progress. A plan speaks of slots, positions and block numbers only, so step
+N+1 is planned while step N runs (at most two in flight): counts run ahead, and with drafts they are bounds until a step returns.
+A stop is noticed one step late, and that step's tokens are thrown away. Every plan must be run, in order, and its result
+committed, in order. Knows no tensor and no text.
 """
 
 import bisect
@@ -18,11 +19,13 @@ from flashstep.cache.blocks import BlockPool
 from flashstep.cache.prefix import Chain
 from flashstep.config.cache import CacheConfig
 from flashstep.config.scheduler import SchedulerConfig
-from flashstep.request import FinishReason, Request, TokenLogprob
+from flashstep.config.speculative import Speculation
+from flashstep.request import Acceptance, FinishReason, Request, TokenLogprob
 from flashstep.scheduler import policy
 from flashstep.scheduler.admission import Memory, admit
 from flashstep.scheduler.states import Job, State, Tables
 from flashstep.scheduler.stop import judge
+from flashstep.scheduler.tally import Tally
 from flashstep.step import Admission, Span, SpanResult, StepPlan, StepResult
 
 MAX_IN_FLIGHT = 2
@@ -43,6 +46,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     queued_s: float | None = None
     prefill_s: float | None = None
     preemptions: int = 0
+    acceptance: Acceptance | None = None
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,9 +61,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     generation_tokens: int
     steps: int
+    acceptance: Acceptance | None
 
 
-class _Draft:
+class _Sketch:
     """A plan in the making."""
 
     def __init__(self, step: int, rows: int) -> None:
@@ -83,7 +88,7 @@ class Scheduler:
     """See the module's docstring. One thread uses it.
 
     ``pools`` replaces the (global, window) block pools, which tests do to permute block numbers. ``clock`` is seconds,
-    monotonic, the same as that of ``Request.arrival``.
+    monotonic, the same as that of ``Request.arrival``. ``speculation`` None: no drafts.
     """
 
     def __init__(
@@ -93,16 +98,23 @@ class Scheduler:
         *,
         sliding_window: int,
         eos_token_ids: Iterable[int],
+        speculation: Speculation | None = None,
         pools: tuple[BlockPool, BlockPool] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _validate(config, cache, sliding_window=sliding_window)
+        # two steps may be in flight, each with as many rows behind the newest known token
+        ahead = MAX_IN_FLIGHT * (1 + speculation.num_tokens) if speculation else 1
+        _validate(config, cache, sliding_window=sliding_window, ahead=ahead)
         self._config = config
         self._cache = cache
         self._eos = frozenset(eos_token_ids)
         self._clock = clock
         global_pool, window_pool = pools or (None, None)
-        self._memory = Memory(cache, window=sliding_window, global_pool=global_pool, window_pool=window_pool)
+        self._memory = Memory(
+            cache, window=sliding_window, ahead=ahead, global_pool=global_pool, window_pool=window_pool
+        )
+        self._speculation = speculation
+        self._tally = Tally(speculation) if speculation else None
         self._jobs: dict[str, Job] = {}  # all unfinished ones
         self._waiting: list[Job] = []  # sorted by order; a preempted job stands at the head again
         self._running: list[Job] = []  # fcfs: order of admission; priority: sorted by order
@@ -149,6 +161,8 @@ class Scheduler:
             chain=Chain(self._cache.block_size, salt=request.cache_salt),
             order=policy.order_key(request, policy=self._config.policy, number=self._added),
         )
+        if self._speculation:
+            job.tally = Tally(self._speculation)
         self._added += 1
         self._jobs[request.id] = job
         bisect.insort(self._waiting, job, key=_ORDER)
@@ -159,7 +173,12 @@ class Scheduler:
         unique = list(dict.fromkeys(jobs))
         self._finish(unique)
         return [
-            Progress(request_id=job.request.id, finish_reason=FinishReason.ABORT, preemptions=job.preemptions)
+            Progress(
+                request_id=job.request.id,
+                finish_reason=FinishReason.ABORT,
+                preemptions=job.preemptions,
+                acceptance=job.tally.acceptance() if job.tally else None,
+            )
             for job in unique
         ]
 
@@ -183,12 +202,12 @@ class Scheduler:
         """The next step, or None if nothing can run before a step in flight returns (or nothing is to do)."""
         assert len(self._in_flight) < MAX_IN_FLIGHT, "commit a step first"
         while True:
-            draft = _Draft(self._steps, self._config.max_num_batched_tokens)
-            self._plan_decoding(draft)
-            self._plan_prompts(draft)
-            if draft.spans:
-                return self._seal(draft)
-            if not draft.short or self._in_flight or not self._waiting:
+            sketch = _Sketch(self._steps, self._config.max_num_batched_tokens)
+            self._plan_decoding(sketch)
+            self._plan_prompts(sketch)
+            if sketch.spans:
+                return self._seal(sketch)
+            if not sketch.short or self._in_flight or not self._waiting:
                 return None
             # everybody who ran was preempted for somebody who could not use it: start over, with admission
 
@@ -196,56 +215,73 @@ class Scheduler:
         """The requests that the newest plan admits for the first time, which is what the runner must be told of."""
         return self._first
 
-    def _plan_decoding(self, draft: _Draft) -> None:
-        """One row for each decoding request, as far as budget and blocks go; a block's edge may cost a preemption."""
-        size = self._cache.block_size
-        for job in tuple(self._running):
-            if job.state is not State.DECODING or job.exhausted:
-                continue
-            if draft.left == 0:
-                return
-            tables = job.tables
-            assert tables is not None
-            index = job.computed // size
-            need = index >= len(tables.blocks)
-            need_window = index >= tables.window_end
-            if need or need_window:
-                if not self._make_room(job, draft, blocks=int(need), window_blocks=int(need_window)):
-                    continue
-                if need:
-                    tables.blocks += self._memory.blocks.allocate(1)
-                if need_window:
-                    tables.window += self._memory.window_blocks.allocate(1)
-            self._add_span(job, 1, draft)
+    def _plan_decoding(self, sketch: _Sketch) -> None:
+        """A row and its drafts for each decoding request, as far as budget and blocks go.
 
-    def _plan_prompts(self, draft: _Draft) -> None:
+        A block for the newest token may cost a preemption, blocks for drafts may not.
+        """
+        decoding = [job for job in self._running if job.state is State.DECODING and not job.exhausted]
+        depth = self._speculation.depth(len(decoding)) if self._speculation else 0
+        for job in decoding:
+            if sketch.left == 0:
+                return
+            if job.state is not State.DECODING:
+                continue  # preempted for one before it
+            start = min(job.computed, job.last_row)
+            drafts = min(depth, sketch.left - 1)
+            rows = self._blocks_for(job, start, min(1 + drafts, job.last_row + 1 - start), sketch)
+            if rows:
+                # fewer rows than tokens may be left to the request: that cuts no drafts, the runner knows better
+                self._add_decode_span(
+                    job, start, rows, drafts if start + rows > job.last_row else rows - 1, sketch
+                )
+
+    def _blocks_for(self, job: Job, start: int, rows: int, sketch: _Sketch) -> int:
+        """Take the blocks for ``rows`` rows from ``start``; fewer rows where there are none, 0 if it must wait."""
+        tables, size, memory = job.tables, self._cache.block_size, self._memory
+        assert tables is not None
+        end = -(-(start + rows) // size)
+        need, need_window = max(end - len(tables.blocks), 0), max(end - tables.window_end, 0)
+        if memory.blocks.available < need or memory.window_blocks.available < need_window:
+            rows = min(rows, max(min(len(tables.blocks), tables.window_end) * size - start, 1))
+            end = -(-(start + rows) // size)
+            need, need_window = max(end - len(tables.blocks), 0), max(end - tables.window_end, 0)
+            if not self._make_room(job, sketch, blocks=need, window_blocks=need_window):
+                return 0
+        tables.blocks += memory.blocks.allocate(need)
+        tables.window += memory.window_blocks.allocate(need_window)
+        return rows
+
+    def _plan_prompts(self, sketch: _Sketch) -> None:
         """Chunks of running prompts, and new admissions unless memory was short, under the share rule of ``policy``."""
         jobs = [job for job in self._running if job.state is State.PREFILLING]
         running = len(jobs)
-        if not draft.short:
+        if not sketch.short:
             jobs += self._waiting[: len(self._free_slots)]
-        if not jobs or draft.left == 0:
+        if not jobs or sketch.left == 0:
             return
         wants = [job.wanted for job in jobs]
         threshold = self._config.long_prefill_token_threshold
         if threshold and len(jobs) > 1:
             wants = [min(want, threshold) for want in wants]
-        grants = policy.without_overtaking(policy.share_rows(wants, draft.left), first_waiting=running)
+        grants = policy.without_overtaking(policy.share_rows(wants, sketch.left), first_waiting=running)
         spare = 0  # rows that an earlier prompt could not use: found in the cache, or no window block
         for index, (job, grant) in enumerate(zip(jobs, grants, strict=True)):
             rows = min(wants[index], grant + spare)
             if index < running and job.state is State.WAITING:
                 continue  # preempted for one before it
-            if index >= running and (rows == 0 or draft.short or not self._admit(job, draft)):
+            if index >= running and (rows == 0 or sketch.short or not self._admit(job, sketch)):
                 break  # nobody overtakes
-            rows = self._window_for(job, min(rows, job.wanted), draft)
+            rows = self._window_for(job, min(rows, job.wanted), sketch)
             spare += grant - rows
             if rows:
-                self._add_span(job, rows, draft)
+                self._add_span(job, rows, sketch)
 
-    def _admit(self, job: Job, draft: _Draft) -> bool:
+    def _admit(self, job: Job, sketch: _Sketch) -> bool:
         first = job.admissions == 0
         free = (self._memory.blocks.available, self._memory.window_blocks.available)
+        if job.uncertain:
+            return False
         if self._refused is job and free[0] <= self._refused_at[0] and free[1] <= self._refused_at[1]:
             return False  # nothing has come free since: a long prompt is not looked up again in every step
         if not admit(job, self._memory, slot=self._free_slots[0], now=self._clock()):
@@ -259,14 +295,14 @@ class Scheduler:
             self._running.append(job)
         else:
             bisect.insort(self._running, job, key=_ORDER)
-        draft.admitted.append(Admission(request_id=job.request.id, slot=slot, computed=job.computed))
+        sketch.admitted.append(Admission(request_id=job.request.id, slot=slot, computed=job.computed))
         if first:
-            draft.first.append(job.request)
+            sketch.first.append(job.request)
             self._prefix_queries += job.prompt_len
             self._prefix_hits += job.hit.tokens
         return True
 
-    def _window_for(self, job: Job, rows: int, draft: _Draft) -> int:
+    def _window_for(self, job: Job, rows: int, sketch: _Sketch) -> int:
         """Take the window blocks for ``rows`` rows, or for as many as there are; preempt only for the first row."""
         tables, pool, size = job.tables, self._memory.window_blocks, self._cache.block_size
         assert tables is not None
@@ -276,23 +312,23 @@ class Scheduler:
         if need <= 0:
             return rows
         # a chunk needs many window blocks for a moment: leave one to each decoding request
-        may_take = max(pool.available - len(draft.jobs), min(pool.available, 1))
+        may_take = max(pool.available - len(sketch.jobs), min(pool.available, 1))
         take = min(need, may_take)
         if take == 0 and tables.window_end * size == job.computed:
-            if not self._make_room(job, draft, blocks=0, window_blocks=1):
+            if not self._make_room(job, sketch, blocks=0, window_blocks=1):
                 return 0
             take = 1
         tables.window += pool.allocate(take)
         return min(rows, tables.window_end * size - job.computed)
 
-    def _make_room(self, job: Job, draft: _Draft, *, blocks: int, window_blocks: int) -> bool:
+    def _make_room(self, job: Job, sketch: _Sketch, *, blocks: int, window_blocks: int) -> bool:
         """See that the pools have what ``job`` needs, preempting if nothing comes back by itself. False: it must wait."""
         memory = self._memory
         while memory.blocks.available < blocks or memory.window_blocks.available < window_blocks:
-            draft.short = True
+            sketch.short = True
             if memory.fenced or any(other.exhausted for other in self._running):
                 return False
-            chosen = policy.victim(self._running, beneficiary=job, planned=draft.jobs)
+            chosen = policy.victim(self._running, beneficiary=job, planned=sketch.jobs)
             if chosen is None:
                 return False
             self._preempt(chosen)
@@ -311,14 +347,34 @@ class Scheduler:
         self._released.append(tables.slot)
         self._memory.give_back(tables, behind=job.last_step if job.in_flight else None)
 
-    def _add_span(self, job: Job, rows: int, draft: _Draft) -> None:
+    def _add_decode_span(self, job: Job, start: int, rows: int, drafts: int, sketch: _Sketch) -> None:
+        tables = job.tables
+        assert tables is not None
+        news, window_news = tables.news() if _has_news(tables) else ((), ())
+        job.plan_token(drafts=drafts, step=sketch.step)
+        self._add(
+            job,
+            Span(
+                slot=tables.slot,
+                start=start,
+                length=rows,
+                sample=True,
+                blocks=news,
+                window_blocks=window_news,
+                drafts=drafts,
+            ),
+            sketch,
+        )
+
+    def _add_span(self, job: Job, rows: int, sketch: _Sketch) -> None:
         tables, start, hit = job.tables, job.computed, job.hit
         assert tables is not None and hit is not None
         base = tables.window_first if tables.sent == 0 else 0
         news, window_news = tables.news() if _has_news(tables) else ((), ())
         prompt_logprobs = job.wants_prompt_logprobs and start < job.prompt_len - 1
-        sample = job.plan_rows(rows, step=draft.step)
-        draft.spans.append(
+        sample = job.plan_rows(rows, step=sketch.step)
+        self._add(
+            job,
             Span(
                 slot=tables.slot,
                 start=start,
@@ -329,27 +385,34 @@ class Scheduler:
                 window_base=base,
                 replay=min(max(hit.tokens - start, 0), rows) if hit.replay else 0,
                 prompt_logprobs=prompt_logprobs,
-            )
+            ),
+            sketch,
         )
-        draft.jobs.append(job)
-        draft.left -= rows
 
-    def _seal(self, draft: _Draft) -> StepPlan:
-        for job, span in zip(draft.jobs, draft.spans, strict=True):
-            if span.length > 1:
+    def _add(self, job: Job, span: Span, sketch: _Sketch) -> None:
+        sketch.spans.append(span)
+        sketch.jobs.append(job)
+        sketch.left -= span.length
+
+    def _seal(self, sketch: _Sketch) -> StepPlan:
+        for job, span in zip(sketch.jobs, sketch.spans, strict=True):
+            if span.drafts is None and span.length > 1:
                 self._memory.register(job)  # now, so that the next plan can find what this one fills
-        entries = [(job, span, job.admissions) for job, span in zip(draft.jobs, draft.spans, strict=True)]
-        self._in_flight.append(_InFlight(draft.step, entries))
+        entries = [(job, span, job.admissions) for job, span in zip(sketch.jobs, sketch.spans, strict=True)]
+        self._in_flight.append(_InFlight(sketch.step, entries))
         self._steps += 1
         released, self._released = self._released, []
         gone, self._gone = self._gone, []
-        self._first = tuple(draft.first)
+        self._first = tuple(sketch.first)
         return StepPlan(
-            step=draft.step,
-            admitted=tuple(draft.admitted),
+            step=sketch.step,
+            admitted=tuple(sketch.admitted),
             released=tuple(released),
             finished=tuple(gone),
-            spans=tuple(draft.spans),
+            spans=tuple(sketch.spans),
+            propose=self._speculation.depth(sum(span.sample for span in sketch.spans))
+            if self._speculation
+            else 0,
         )
 
     # ---- commit --------------------------------------------------------------------------------------------------
@@ -368,7 +431,11 @@ class Scheduler:
             assert given.request_id == job.request.id, "results stand in the plan's order"
             job.in_flight -= 1
             if job.state is State.FINISHED:
-                continue  # stopped or aborted while this step ran: its token is thrown away
+                continue  # stopped or aborted while this step ran: its tokens are thrown away
+            if span.sample:
+                planned = 1 + (span.drafts or 0)
+                same = job.tables is not None and job.admissions == admission
+                job.take_back(planned, brought=len(given.tokens), same_admission=same)
             news = self._commit_span(job, span, given, now)
             if news is not None:
                 progress.append(news)
@@ -377,7 +444,7 @@ class Scheduler:
             if job.tables is not None and job.admissions == admission:
                 if len(job.tokens) >= (job.registered + 1) * self._cache.block_size:
                     self._memory.register(job)
-                self._memory.slide(job.tables, span.start + span.length)
+                self._memory.slide(job.tables, min(span.start + span.length, len(job.tokens) - 1))
         self._finish(finished)
         self._memory.open_fences(step.step)
         return progress
@@ -396,11 +463,11 @@ class Scheduler:
                 if prompt_logprobs
                 else None
             )
-        job.placeholders -= 1
+        assert given.tokens, f"{job}: a span that samples brings at least one token"
+        self._count(job, given)
         room = job.limit - (len(job.tokens) - job.prompt_len)
         verdict = judge(given.tokens, room=room, stop_ids=job.stop_ids)
         count = len(verdict.kept)
-        assert count == 1 or verdict.reason is not None, "a span without drafts brings exactly one token"
         first = job.first_token_at is None
         job.learn(verdict.kept, now=now)
         self._generation_tokens += count
@@ -422,7 +489,13 @@ class Scheduler:
             queued_s=max(admitted - job.request.arrival, 0.0) if first else None,
             prefill_s=now - admitted if first else None,
             preemptions=job.preemptions if verdict.reason is not None else 0,
+            acceptance=job.tally.acceptance() if job.tally and verdict.reason is not None else None,
         )
+
+    def _count(self, job: Job, given: SpanResult) -> None:
+        if given.drafted and job.tally and self._tally:
+            for tally in (job.tally, self._tally):
+                tally.add(given.drafted, accepted=len(given.tokens) - 1)
 
     def _finish(self, jobs: Sequence[Job]) -> None:
         if not jobs:
@@ -452,6 +525,7 @@ class Scheduler:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             steps=self._steps,
+            acceptance=self._tally.acceptance() if self._tally else None,
         )
 
     def check_integrity(self) -> None:
@@ -471,7 +545,7 @@ def _has_news(tables: Tables) -> bool:
     return tables.sent < len(tables.blocks) or tables.window_sent < tables.window_end
 
 
-def _validate(config: SchedulerConfig, cache: CacheConfig, *, sliding_window: int) -> None:
+def _validate(config: SchedulerConfig, cache: CacheConfig, *, sliding_window: int, ahead: int) -> None:
     """Raise ``ValueError`` with every broken rule."""
     size = cache.block_size
     problems = []
@@ -490,7 +564,7 @@ def _validate(config: SchedulerConfig, cache: CacheConfig, *, sliding_window: in
             f"{cache.num_blocks} blocks of {size} tokens hold less than one request of max_model_len "
             f"({config.max_model_len}); lower it or give the cache more memory"
         )
-    if size > 0 and cache.num_window_blocks < (least := -(-sliding_window // size) + 2):
+    if size > 0 and cache.num_window_blocks < (least := -(-(sliding_window + ahead - 1) // size) + 2):
         problems.append(f"num_window_blocks is {cache.num_window_blocks}; one request alone needs {least}")
     if problems:
         raise ValueError("the scheduler's limits are not usable: " + "; ".join(problems))

@@ -5,8 +5,8 @@
        +-----preempt-------+--------------------------------------+
 
 Waiting and Finished own nothing; Prefilling and Decoding own ``Tables``: a slot, global blocks and window blocks. Only the
-methods here move a job. Counts run ahead of knowledge: ``computed`` and ``placeholders`` count what is planned, ``tokens`` what
-is known. Knows no pool and no policy.
+methods here move a job. Counts run ahead of knowledge: ``computed`` and ``placeholders`` count what is planned, at most (a step
+with drafts brings 1 to 1 + drafts tokens), ``tokens`` what is known. Knows no pool and no policy.
 """
 
 import enum
@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from flashstep.cache.prefix import Chain, Hit
 from flashstep.request import Request
+from flashstep.scheduler.tally import Tally
 
 OrderKey = tuple[float, ...]
 
@@ -82,6 +83,7 @@ class Job:
         "limit",
         "logprobs_told",
         "order",
+        "pending",
         "placeholders",
         "preemptions",
         "prompt_len",
@@ -91,6 +93,7 @@ class Job:
         "state",
         "stop_ids",
         "tables",
+        "tally",
         "tokens",
     )
 
@@ -104,8 +107,9 @@ class Job:
         self.order = order  # smaller goes first
         self.prompt_len = len(request.prompt)
         self.tokens = list(request.prompt)  # prompt and known outputs
-        self.placeholders = 0  # tokens that planned steps will bring
-        self.computed = 0  # rows that are in the cache or planned
+        self.placeholders = 0  # tokens that planned steps will bring at most
+        self.pending = 0  # tokens that they will bring at least: planned spans that sample
+        self.computed = 0  # rows that are in the cache or planned, at most
         self.registered = 0  # leading blocks that the prefix cache knows (or need not know)
         self.state = State.WAITING
         self.tables: Tables | None = None
@@ -118,6 +122,7 @@ class Job:
         self.cached_tokens = 0  # of the first admission: later ones find the job's own blocks
         self.replayed_tokens = 0
         self.first_token_at: float | None = None
+        self.tally: Tally | None = None  # what speculation did, where there is any
         self.logprobs_told = 0  # prompt positions up to which log-probabilities were given out
 
     def __repr__(self) -> str:
@@ -127,7 +132,7 @@ class Job:
 
     @property
     def length(self) -> int:
-        """Tokens it has or will have when all planned steps have returned."""
+        """Tokens it has or will have, at most, when all planned steps have returned."""
         return len(self.tokens) + self.placeholders
 
     @property
@@ -137,8 +142,18 @@ class Job:
 
     @property
     def exhausted(self) -> bool:
-        """Every token that it may have is known or planned: it ends when its steps return."""
-        return len(self.tokens) + self.placeholders - self.prompt_len >= self.limit
+        """Every token that it may have is known or surely planned: it ends when its steps return."""
+        return len(self.tokens) + self.pending - self.prompt_len >= self.limit
+
+    @property
+    def uncertain(self) -> bool:
+        """How many tokens the steps in flight bring is open: it cannot be admitted anew before they return."""
+        return self.placeholders != self.pending
+
+    @property
+    def last_row(self) -> int:
+        """The last position that is ever run: that of the last token but one."""
+        return self.prompt_len + self.limit - 2
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -165,12 +180,23 @@ class Job:
         assert self.tables is not None and 1 <= rows <= self.wanted, self
         samples = rows == self.wanted
         self.computed += rows
-        self.in_flight += 1
-        self.last_step = step
+        self._plan(step, most=int(samples), least=int(samples))
         if samples:
-            self.placeholders += 1
             self.state = State.DECODING
         return samples
+
+    def plan_token(self, *, drafts: int, step: int) -> None:
+        """A row for the newest token and at most ``drafts`` behind it are planned in ``step``."""
+        assert self.state is State.DECODING and self.wanted == 1, self
+        self.computed += 1 + drafts
+        self._plan(step, most=1 + drafts, least=1)
+
+    def take_back(self, planned: int, *, brought: int, same_admission: bool) -> None:
+        """A step that was to bring at most ``planned`` tokens has brought ``brought``."""
+        self.placeholders -= planned
+        self.pending -= 1
+        if same_admission:
+            self.computed -= planned - brought
 
     def preempt(self) -> Tables:
         """Prefilling or Decoding -> Waiting; everything is to be computed again. Gives up the tables."""
@@ -193,6 +219,12 @@ class Job:
         if self.first_token_at is None:
             self.first_token_at = now
         self.tokens.extend(tokens)
+
+    def _plan(self, step: int, *, most: int, least: int) -> None:
+        self.placeholders += most
+        self.pending += least
+        self.in_flight += 1
+        self.last_step = step
 
     def _leave(self, state: State) -> Tables:
         assert self.tables is not None, self

@@ -9,12 +9,14 @@ import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from msgspec import UNSET
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from flashstep.ipc.client import EngineDied, OutputStream, RequestRejected
 from flashstep.request import Request as EngineRequest
 from flashstep.server import responses
+from flashstep.server.acceptance import added
 from flashstep.server.choices import Choice, Failed, Piece, usage
 from flashstep.server.errors import ApiError, engine_gone
 from flashstep.server.frontend import Frontend
@@ -57,6 +59,7 @@ class Answer:
         kind: str,
         chunk_kind: str,
         thinking: bool,
+        tells_acceptance: bool,
     ) -> None:
         self._naming = naming
         self._choices = choices
@@ -68,12 +71,26 @@ class Answer:
         self._usage_last = options is not None and options.include_usage
         self._usage_always = options is not None and options.continuous_usage_stats and options.include_usage
         self._parts: list[list[Piece]] = [[] for _ in choices]
+        self._tells_acceptance = tells_acceptance
+        for choice in choices:
+            choice.tells_acceptance = tells_acceptance
 
     def _usage(self) -> responses.Usage:
         return usage(self._choices, n=self._n, reasoning=self._thinking)
 
+    def _metrics(self) -> responses.AnswerMetrics | None:
+        """Of all choices together, once they have ended; None if nobody asked or one of them is not known."""
+        known = [choice.acceptance for choice in self._choices if choice.acceptance is not None]
+        if not self._tells_acceptance or len(known) < len(self._choices):
+            return None
+        return responses.AnswerMetrics.of(added(known))
+
+    def _metrics_at(self, piece: Piece) -> responses.AnswerMetrics | None:
+        """What the chunk of ``piece`` tells: something only if it is the very last, and no chunk with the usage follows."""
+        return None if piece.finish_reason is None or self._usage_last else self._metrics()
+
     def last_frames(self) -> bytes:
-        return self._writer.usage(self._usage()) if self._usage_last else b""
+        return self._writer.usage(self._usage(), metrics=self._metrics()) if self._usage_last else b""
 
     def read(self, choice: Choice, piece: Piece) -> None:
         self._parts[choice.index].append(piece)
@@ -88,6 +105,7 @@ class Answer:
             system_fingerprint=naming.fingerprint,
             choices=choices,
             usage=self._usage(),
+            metrics=UNSET if (metrics := self._metrics()) is None else metrics,
         )
 
 

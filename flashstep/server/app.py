@@ -22,6 +22,7 @@ from starlette.routing import Route
 from flashstep.chat.encode import ChatEncoder
 from flashstep.ipc.client import EngineClient
 from flashstep.server import health
+from flashstep.server.acceptance import log_acceptance
 from flashstep.server.chat_completions import chat_completions
 from flashstep.server.completions import completions
 from flashstep.server.errors import SENTENCES, ApiError
@@ -100,6 +101,7 @@ async def serve(
         )
         listener.listen(BACKLOG)
         watcher = asyncio.create_task(_report_death(client))
+        teller = asyncio.create_task(log_acceptance(client, interval_s=options.acceptance_log_s))
         if on_listening is not None:
             host, port = listener.getsockname()[:2]
             on_listening(host, port)
@@ -108,6 +110,7 @@ async def serve(
                 await _Server(config, client).serve(sockets=[listener])
         finally:
             watcher.cancel()
+            teller.cancel()
 
 
 class _Server(uvicorn.Server):

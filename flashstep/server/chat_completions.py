@@ -8,8 +8,8 @@ from starlette.types import ASGIApp
 
 from flashstep.chat.encode import ChatPrompt
 from flashstep.chat.parse import ToolCallDelta
-from flashstep.request import SamplingParams, TokenLogprob
-from flashstep.server import intake, responses
+from flashstep.request import Constraint, SamplingParams, TokenLogprob
+from flashstep.server import constraints, intake, responses
 from flashstep.server.answering import (
     LARGE_BODY_BYTES,
     Answer,
@@ -38,7 +38,8 @@ async def chat_completions(request: Request) -> ASGIApp:
     large = len(data) > LARGE_BODY_BYTES
     encode = intake.chat_prompt
     prompt = await asyncio.to_thread(encode, front, talk) if large else encode(front, talk)
-    params = _params(front, body, prompt)
+    constraint = await constraints.constraint(body, after=prompt.reasoning_end)
+    params = _params(front, body, prompt, constraint=constraint)
     streams = submit(front, intake.children(body, prompt.ids, params))
     hides_calls = body.tool_choice == "none"
     choices = [
@@ -70,12 +71,13 @@ async def chat_completions(request: Request) -> ASGIApp:
 def _checked(body: ChatBody) -> tuple[str, ...]:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    if body.response_format is not None and body.response_format != {"type": "text"}:
-        raise ApiError("response_format: only the type text is supported yet", param="response_format")
+    constraints.check_chat(body)
     return intake.check_common(body)
 
 
-def _params(front: Frontend, body: ChatBody, prompt: ChatPrompt) -> SamplingParams:
+def _params(
+    front: Frontend, body: ChatBody, prompt: ChatPrompt, *, constraint: Constraint | None
+) -> SamplingParams:
     try:
         return intake.sampling(
             front,
@@ -85,6 +87,7 @@ def _params(front: Frontend, body: ChatBody, prompt: ChatPrompt) -> SamplingPara
             max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
+            constraint=constraint,
         )
     except ApiError as error:
         renamed = {"logprobs": "top_logprobs"}
@@ -109,6 +112,7 @@ class _Answer(Answer):
             kind="chat.completion",
             chunk_kind="chat.completion.chunk",
             thinking=prompt.thinking,
+            tells_acceptance=front.tells_acceptance,
         )
         self._tokenizer = front.tokenizer
         self._body = body
@@ -145,7 +149,7 @@ class _Answer(Answer):
             piece.stop_reason if finished else UNSET,
             ids,
         )
-        return first + self._writer.choice(chunk, usage=running_usage)
+        return first + self._writer.choice(chunk, usage=running_usage, metrics=self._metrics_at(piece))
 
     def whole(self) -> bytes:
         body = self._body

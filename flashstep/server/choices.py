@@ -12,7 +12,7 @@ import msgspec
 from flashstep.chat.parse import Delta
 from flashstep.ipc.client import EngineDied, OutputStream
 from flashstep.ipc.messages import RequestOutput
-from flashstep.request import TokenLogprob
+from flashstep.request import Acceptance, TokenLogprob
 from flashstep.server.metrics import Metrics
 from flashstep.server.responses import CompletionDetails, PromptDetails, Usage
 
@@ -65,6 +65,8 @@ class Choice:
         self.cached_tokens = 0
         self.replayed_tokens = 0
         self.finish_reason: str | None = None
+        self.acceptance: Acceptance | None = None  # known at the end, of an engine that speculates
+        self.tells_acceptance = False  # somebody wants it: the end waits for the engine's last word
         self._stream = stream
         self._parser = parser
         self._stop_token_ids = frozenset(stop_token_ids)
@@ -93,7 +95,18 @@ class Choice:
     async def __anext__(self) -> Piece:
         if self.finish_reason is not None:
             raise StopAsyncIteration
-        return self._take(await self._stream.__anext__())
+        piece = self._take(await self._stream.__anext__())
+        if self.tells_acceptance and self.finish_reason is not None and not self._stream.done:
+            await self._hear_out()
+        return piece
+
+    async def _hear_out(self) -> None:
+        """Follow a request that was aborted here, for its acceptance comes with its last output."""
+        try:
+            async for output in self._stream:
+                self._note_acceptance(output)
+        except EngineDied:
+            return  # the answer is whole; what speculation did for it stays unknown
 
     def _take(self, output: RequestOutput) -> Piece:
         self._observe(output)
@@ -131,7 +144,8 @@ class Choice:
             stop_reason = self._parser.stopped
         self.completion_tokens += read
         self._count_end()
-        self._stream.close()  # aborts the request if the engine is still at it
+        # the request is aborted if the engine is still at it
+        self._stream.abort() if self.tells_acceptance else self._stream.close()
         return Piece(
             Delta(
                 delta.reasoning + last.reasoning,
@@ -153,7 +167,12 @@ class Choice:
             Delta(), prompt_logprobs=output.prompt_logprobs, finish_reason=output.finish_reason and "length"
         )
 
+    def _note_acceptance(self, output: RequestOutput) -> None:
+        if output.acceptance is not None:
+            self.acceptance = output.acceptance
+
     def _observe(self, output: RequestOutput) -> None:
+        self._note_acceptance(output)
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
         if output.replayed_tokens is not None:

@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from flashstep.chat.parse import TextParser
+from flashstep.request import Constraint, SamplingParams, TokenLogprob
 from flashstep.request import Request as EngineRequest
-from flashstep.request import SamplingParams, TokenLogprob
-from flashstep.server import intake, responses
+from flashstep.server import constraints, intake, responses
 from flashstep.server.answering import (
     LARGE_BODY_BYTES,
     Answer,
@@ -36,9 +36,10 @@ async def completions(request: Request) -> ASGIApp:
     large = len(data) > LARGE_BODY_BYTES
     read = intake.prompts
     prompts = await asyncio.to_thread(read, front, body) if large else read(front, body)
+    constraint = await constraints.constraint(body, after=None)
     requests: list[EngineRequest] = []
     for _, ids in prompts:
-        requests += intake.children(body, ids, _params(front, body, len(ids)))
+        requests += intake.children(body, ids, _params(front, body, len(ids), constraint=constraint))
     choices = [
         Choice(
             source,
@@ -65,7 +66,9 @@ async def completions(request: Request) -> ASGIApp:
     return json_response(answer.whole())
 
 
-def _params(front: Frontend, body: CompletionBody, prompt_tokens: int) -> SamplingParams:
+def _params(
+    front: Frontend, body: CompletionBody, prompt_tokens: int, *, constraint: Constraint | None
+) -> SamplingParams:
     scoring = body.echo and body.max_tokens == 0  # nothing but the prompt's own log-probabilities is wanted
     echoed = body.logprobs if body.echo else None
     return intake.sampling(
@@ -76,6 +79,7 @@ def _params(front: Frontend, body: CompletionBody, prompt_tokens: int) -> Sampli
         max_tokens=1 if scoring else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=echoed if body.prompt_logprobs is None else max(body.prompt_logprobs, echoed or 0),
+        constraint=constraint,
     )
 
 
@@ -91,7 +95,13 @@ class _Answer(Answer):
         choices: list[Choice],
     ) -> None:
         super().__init__(
-            body, naming, choices, kind="text_completion", chunk_kind="text_completion", thinking=False
+            body,
+            naming,
+            choices,
+            kind="text_completion",
+            chunk_kind="text_completion",
+            thinking=False,
+            tells_acceptance=front.tells_acceptance,
         )
         self._tokenizer = front.tokenizer
         self._body = body
@@ -125,7 +135,9 @@ class _Answer(Answer):
             piece.stop_reason if finished else UNSET,
             ids_shown,
         )
-        return self._writer.choice(chunk, usage=self._usage() if self._usage_always else None)
+        return self._writer.choice(
+            chunk, usage=self._usage() if self._usage_always else None, metrics=self._metrics_at(piece)
+        )
 
     def _logprobs(self, choice: Choice, items: list[TokenLogprob | int]) -> dict[str, object] | None:
         if self._body.logprobs is None or not items:

@@ -24,6 +24,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the HTTP server is set up. ``served_model_names[0]`` is the name that answers carry; all are accepted.
 
     ``max_body_bytes`` None allows what could fit into the context, and at least 8 MiB. ``port`` 0 takes a free one.
+    ``tells_acceptance``: every answer says what speculation did for it.
     """
 
     served_model_names: tuple[str, ...]
@@ -32,6 +33,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int | None = None
     log_level: str = "warning"
     ready_timeout_s: float = 600.0
+    tells_acceptance: bool = False
+    acceptance_log_s: float = 10.0
 
 
 class Frontend:
@@ -49,6 +52,7 @@ class Frontend:
         self.created = int(time.time())
         self.fingerprint = f"flashstep-{flashstep.__version__}-{self.ready.hit_policy}"
         self.metrics = Metrics(self.names[0], ready=self.ready, stats=lambda: client.stats)
+        self.tells_acceptance = options.tells_acceptance
         fits = max(LEAST_BODY_LIMIT, BYTES_PER_TOKEN * self.ready.max_model_len)
         self.max_body_bytes = fits if options.max_body_bytes is None else options.max_body_bytes
 

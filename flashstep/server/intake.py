@@ -11,7 +11,8 @@ import msgspec
 
 from flashstep.chat.encode import ChatError, ChatPrompt, Conversation
 from flashstep.chat.tokenizer import TextTokenizer
-from flashstep.request import Request, SamplingParams, problems
+from flashstep.request import Constraint, Request, SamplingParams, problems
+from flashstep.server import constraints
 from flashstep.server.errors import ApiError
 from flashstep.server.frontend import Frontend
 from flashstep.server.openai import ChatBody, CompletionBody, SamplingBody, TokenizeBody
@@ -35,10 +36,12 @@ def conversation(body: ChatBody | TokenizeBody) -> Conversation:
         raise ApiError(f"tool_choice is {choice!r}; it must be auto or none", param="tool_choice")
     if body.tools is not None and not body.tools:
         raise ApiError("tools is an empty list; leave it out, or offer a tool", param="tools")
+    form = constraints.rendered_format(body.response_format) if isinstance(body, ChatBody) else None
     return Conversation(
         messages=[_without_developer(message) for message in body.messages or []],
         tools=body.tools or (),
         tool_choice=choice,
+        response_format=form,
         thinking=_thinking(body),
         effort=_effort(body),
     )
@@ -92,6 +95,7 @@ def sampling(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    constraint: Constraint | None = None,
 ) -> SamplingParams:
     """The checked parameters of one prompt. ``max_tokens`` None is the rest of the context."""
     limit = front.ready.max_model_len
@@ -128,6 +132,7 @@ def sampling(
         seed=body.seed,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        constraint=constraint,
     )
     if wrong := problems(params, front.ready.vocab_size):
         raise ApiError("; ".join(wrong), param=wrong[0].split()[0])

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from flashstep.ipc.messages import Ready, Stats
+from flashstep.server.acceptance import families
 
 FINE = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.006, 0.008)
 TTFT = (
@@ -112,6 +113,8 @@ class EngineCollector:
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
             counter.add_metric(self._labels, value)
             yield counter
+        if stats.acceptance is not None:
+            yield from families(stats.acceptance, names=LABELS, values=self._labels)
 
 
 class Metrics:

@@ -24,11 +24,14 @@ METADATA = frozenset(
     }
 )
 LATER = {
-    "structured_outputs": "structured outputs are not supported yet",
-    "guided_json": "structured outputs are not supported yet",
-    "guided_regex": "structured outputs are not supported yet",
-    "guided_choice": "structured outputs are not supported yet",
-    "guided_grammar": "structured outputs are not supported yet",
+    "guided_json": 'use structured_outputs: {"json": ...}',
+    "guided_regex": 'use structured_outputs: {"regex": ...}',
+    "guided_choice": 'use structured_outputs: {"choice": ...}',
+    "guided_grammar": 'use structured_outputs: {"grammar": ...}',
+    "guided_json_object": 'use structured_outputs: {"json_object": true}',
+    "guided_decoding_backend": "there is one backend, llguidance",
+    "guided_whitespace_pattern": "white space of JSON cannot be chosen",
+    "structural_tag": "structural tags are not supported yet",
     "functions": "use tools",
     "function_call": "use tool_choice",
     "thinking_token_budget": "a limit on reasoning is not supported yet",
@@ -61,6 +64,34 @@ class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     reasoning_effort: str | int | float | None = None
 
 
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The schema is enforced whether ``strict`` is true or not."""
+
+    schema: dict[str, Any] | bool
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """``type`` is text, json_object, or json_schema, which needs ``json_schema``."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's constraints; exactly one of them. ``json`` is a schema, decoded or as text; ``grammar`` is Lark or GBNF."""
+
+    json: dict[str, Any] | bool | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     """What completions and chat have in common."""
 
@@ -89,6 +120,7 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     return_token_ids: bool = False
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionBody(SamplingBody, frozen=True, kw_only=True):
@@ -114,7 +146,7 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from flashstep.chat.parse import Delta, ToolCallDelta
 from flashstep.chat.tokenizer import TextTokenizer
-from flashstep.request import TokenLogprob
+from flashstep.request import Acceptance, TokenLogprob
 
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
@@ -39,6 +39,40 @@ class Usage(msgspec.Struct):
     prompt_cache_hit_tokens: int
     prompt_cache_miss_tokens: int
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
+
+
+class SpeculativeDecoding(msgspec.Struct):
+    """vLLM's fields. The two ratios are null where nothing was drafted."""
+
+    mean_acceptance_length: float | None
+    draft_acceptance_rate: float | None
+    acceptance_histogram: tuple[int, ...]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+
+class AnswerMetrics(msgspec.Struct, omit_defaults=True):
+    """``metrics`` of an answer: one of its fields, for acceptance is either real or synthetic."""
+
+    speculative_decoding: SpeculativeDecoding | None = None
+    synthetic_speculative_decoding: SpeculativeDecoding | None = None
+
+    @classmethod
+    def of(cls, acceptance: Acceptance) -> "AnswerMetrics":
+        told = SpeculativeDecoding(
+            mean_acceptance_length=acceptance.mean_length,
+            draft_acceptance_rate=acceptance.rate,
+            acceptance_histogram=acceptance.histogram,
+            num_spec_steps=acceptance.steps,
+            num_accepted_draft_tokens=acceptance.accepted_tokens,
+            num_draft_tokens=acceptance.draft_tokens,
+            num_spec_tokens=acceptance.num_tokens,
+        )
+        if acceptance.synthetic:
+            return cls(synthetic_speculative_decoding=told)
+        return cls(speculative_decoding=told)
 
 
 class Function(msgspec.Struct, omit_defaults=True):
@@ -118,6 +152,7 @@ class Response(msgspec.Struct):
     usage: Usage
     prompt_logprobs: list[Any] | UnsetType = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    metrics: AnswerMetrics | UnsetType = UNSET
 
 
 class ChunkWriter:
@@ -135,12 +170,24 @@ class ChunkWriter:
         }
         self._head = b"data: " + encode(head)[:-1] + b',"choices":['
 
-    def choice(self, choice: ChatChunkChoice | TextChoice, *, usage: Usage | None = None) -> bytes:
-        tail = b"]}\n\n" if usage is None else b'],"usage":' + encode(usage) + b"}\n\n"
-        return self._head + encode(choice) + tail
+    def choice(
+        self,
+        choice: ChatChunkChoice | TextChoice,
+        *,
+        usage: Usage | None = None,
+        metrics: AnswerMetrics | None = None,
+    ) -> bytes:
+        return self._head + encode(choice) + _tail(usage, metrics)
 
-    def usage(self, usage: Usage) -> bytes:
-        return self._head + b'],"usage":' + encode(usage) + b"}\n\n"
+    def usage(self, usage: Usage, *, metrics: AnswerMetrics | None = None) -> bytes:
+        return self._head + _tail(usage, metrics)
+
+
+def _tail(usage: Usage | None, metrics: AnswerMetrics | None) -> bytes:
+    told = b"" if usage is None else b',"usage":' + encode(usage)
+    if metrics is not None:
+        told += b',"metrics":' + encode(metrics)
+    return b"]" + told + b"}\n\n"
 
 
 def chat_delta(delta: Delta) -> ChatDelta:

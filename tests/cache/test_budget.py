@@ -16,6 +16,7 @@ from flashstep.config.errors import ConfigError
 from flashstep.config.model import ModelConfig
 from flashstep.config.presets import released
 from flashstep.config.scheduler import SchedulerConfig
+from flashstep.config.speculative import SpeculativeOptions, speculation
 from flashstep.scheduler.scheduler import Scheduler
 
 RELEASED = released()
@@ -64,10 +65,12 @@ def test_the_weights_agree_with_the_table_of_names():
     batched=st.sampled_from([16, 2048, 16384]),
     max_model_len=st.sampled_from([None, 64, 4096, 1 << 20]),
     policy=st.sampled_from(list(HitPolicy)),
+    drafts=st.sampled_from([None, 1, 5]),
 )
 def test_what_is_planned_fits_and_a_scheduler_accepts_it(
-    memory, block_size, max_num_seqs, batched, max_model_len, policy
+    memory, block_size, max_num_seqs, batched, max_model_len, policy, drafts
 ):
+    options = SpeculativeOptions(num_speculative_tokens=drafts) if drafts else None
     config = engine(
         kv_cache_memory_bytes=memory,
         block_size=block_size,
@@ -75,12 +78,13 @@ def test_what_is_planned_fits_and_a_scheduler_accepts_it(
         max_num_batched_tokens=batched,
         max_model_len=max_model_len,
         hit_policy=policy,
+        speculative=options,
     )
     try:
         budget = plan_cache(RELEASED, config)
     except ConfigError:
         wanted = max_model_len or 1
-        assert memory < 4 * wanted * 890 + 2 * max_num_seqs * 98_304 + 2 * (block_size + 512) * 21_120
+        assert memory < 4 * wanted * 890 + 2 * max_num_seqs * 98_304 + 2 * (block_size + 512) * 22_704
         return
     assert budget.bytes <= memory
     assert budget.max_model_len <= RELEASED.max_position_embeddings
@@ -95,7 +99,13 @@ def test_what_is_planned_fits_and_a_scheduler_accepts_it(
     limits = SchedulerConfig(
         max_model_len=budget.max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=batched
     )
-    Scheduler(limits, cache, sliding_window=RELEASED.sliding_window, eos_token_ids=(1,))
+    Scheduler(
+        limits,
+        cache,
+        sliding_window=RELEASED.sliding_window,
+        eos_token_ids=(1,),
+        speculation=speculation(options, RELEASED) if options else None,
+    )
 
 
 def test_more_memory_is_never_fewer_blocks_and_is_used():
@@ -116,6 +126,22 @@ def test_windows_get_their_need_and_exact_hits_a_quarter_of_the_rest():
     assert 0.24 < extra / (40 * GIB) < 0.25
     off = plan_cache(RELEASED, engine(**options, enable_prefix_caching=False))
     assert off.num_window_blocks == bounded.num_window_blocks
+
+
+@pytest.mark.parametrize(("asked", "k"), [(None, 5), (2, 2)])
+def test_drafts_take_windows_of_their_own_and_rows_ahead(asked, k):
+    """spec/model.md 10: 2,906,112 bytes of windows a request with drafts; global KV stays at 890 bytes a token."""
+    options = {"kv_cache_memory_bytes": 40 * GIB, "max_num_seqs": 16, "hit_policy": HitPolicy.BOUNDED}
+    config = engine(**options, block_size=2, speculative=SpeculativeOptions(num_speculative_tokens=asked))
+    budget, plain = plan_cache(RELEASED, config), plan_cache(RELEASED, engine(**options, block_size=2))
+    assert 64 * budget.window_block_bytes == 2_906_112 and 64 * plain.window_block_bytes == 2_703_360
+    assert budget.block_bytes == 2 * 890
+    ahead = 2 * (1 + k)  # two steps in flight, each as long as its drafts and a token more
+    assert plain.live_window_blocks == 16 * (64 + 1) + 2 * 1024
+    assert budget.live_window_blocks == 16 * (-(-(128 + ahead - 1) // 2) + 1) + 2 * 1024
+    deep = msgspec.structs.replace(RELEASED, dspark_block_size=8)
+    assert plan_cache(deep, config).tail_bytes == 16 * 3 * 10 * 1024 * 4
+    assert budget.tail_bytes == plain.tail_bytes == 16 * 3 * 8 * 1024 * 4
 
 
 def test_an_override_sets_the_global_blocks():
@@ -162,4 +188,7 @@ def test_the_report_names_every_group_and_its_reason():
     ):
         assert word in text, word
     assert "the cache holds no more" in report(RELEASED, engine())
+    assert "drafter is not loaded" in text
+    drafting = report(RELEASED, engine(speculative=SpeculativeOptions()))
+    assert "drafter is loaded" in drafting and "528 x 43 layers, 3 of them the drafter's" in drafting
     assert "(asked for)" in report(RELEASED, engine(max_model_len=100))

@@ -35,6 +35,21 @@ def test_a_released_token_costs_890_bytes_of_global_kv() -> None:
     assert tails == 3 * 3 * TAIL_RING * 1024 * 4
 
 
+@pytest.mark.parametrize(("block", "ring"), [(5, 8), (6, 8), (8, 10), (15, 17)])
+def test_drafts_add_windows_and_lengthen_the_tail(block: int, ring: int) -> None:
+    """Window layers behind the backbone's, and two rows of a tail more than a step may draft (A08)."""
+    config = tiny.configuration("A", dspark_block_size=block)
+    plain, groups = CacheGroups.of(config), CacheGroups.of(config, drafts=True)
+    assert (plain.window_layers, plain.tail_ring) == (tuple(range(8)), TAIL_RING)
+    assert (groups.window_layers, groups.tail_ring) == (tuple(range(11)), ring)
+    p = pool(groups)
+    assert [view.tail.shape[1] for s in (2, 4) if (view := p.source(s)).tail is not None] == [ring, ring]
+    assert p.total_bytes - pool(plain).total_bytes == 3 * (5 * 4 * 66) + 2 * 3 * (ring - 8) * 2 * 64 * 4
+    p.window(10).planes[0].zero_()
+    p.poison_window_blocks(torch.tensor([4]))
+    assert [bool((b == 0xFF).all()) for b in p.window(10).planes[0]] == [False] * 4 + [True]
+
+
 def test_views_have_their_layers_and_ratios() -> None:
     config = tiny.configuration("A")
     p = pool(CacheGroups.of(config))

@@ -53,7 +53,7 @@ def test_serve_has_vllms_flag_names(capsys: pytest.CaptureFixture[str]) -> None:
         "--host --port --served-model-name --max-model-len --max-num-seqs --max-num-batched-tokens --block-size "
         "--kv-cache-memory-bytes --num-gpu-blocks-override --enable-prefix-caching --no-enable-prefix-caching "
         "--scheduling-policy --load-format --seed --long-prefill-token-threshold --uvicorn-log-level "
-        "--prefix-hit-policy --engram-table --kernels"
+        "--prefix-hit-policy --engram-table --kernels --speculative-config --per-request-spec-decode-metrics"
     ).split():
         assert flag in shown
 
@@ -75,6 +75,18 @@ def test_all_bad_values_in_one_message(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["serve", "--block-size", "3", "--port", "-2", "--max-num-seqs", "0"]) == 2
     shown = capsys.readouterr().err
     assert "3 problem(s)" in shown and "--block-size is 3" in shown and "--port is -2" in shown
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "chat", "check", "budget"])
+def test_a_bad_speculation_is_told_with_the_rest(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--block-size", "3", "--speculative-config", '{"method": "eagle", "tree": 1}']) == 2
+    shown = capsys.readouterr().err
+    assert "3 problem(s)" in shown and "--block-size is 3" in shown
+    assert shown.count("- --speculative-config: ") == 2
+
+
+def test_per_step_lists_are_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "summary" in refused(capsys, "serve", "--per-request-spec-decode-metrics", "detailed")
 
 
 def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -108,6 +120,17 @@ def test_budget_of_the_tiny_model_and_of_a_config_file(capsys: pytest.CaptureFix
 def test_budget_says_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["budget", "--released", "--max-model-len", "1000000"]) == 2
     assert "kv_cache_memory_bytes" in capsys.readouterr().err
+
+
+def test_budget_of_speculation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["budget", "--released"]) == 0
+    without = capsys.readouterr().out
+    assert main(["budget", "--released", "--speculative-config", "{}"]) == 0
+    shown = capsys.readouterr().out
+    assert "The drafter is not loaded" in without and "The drafter is loaded" in shown
+    assert "528 x 43 layers, 3 of them the drafter's" in shown
+    assert main(["budget", "--released", "--speculative-config", '{"num_speculative_tokens": 6}']) == 2
+    assert "num_speculative_tokens is 6" in capsys.readouterr().err
 
 
 def test_kernels_prints_every_op(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,14 +196,14 @@ def test_check_compares_with_the_oracle(
     monkeypatch.chdir(Path(__file__).parents[2])
     assert main(["check", str(checkpoint), *SMALL]) == 0, capsys.readouterr()
     assert "all equal bit for bit" in capsys.readouterr().out
-    true = check.oracle_logits
+    true = check.oracle_tensors
 
-    def wrong(folder: Path, ids: list[int]) -> torch.Tensor:
-        logits = true(folder, ids)
-        logits[-1] += torch.linspace(0, 1, logits.shape[1])
-        return logits
+    def wrong(folder: Path, ids: list[int], **options: object) -> dict[str, torch.Tensor]:
+        found = true(folder, ids, **options)
+        found["logits"][-1] += torch.linspace(0, 1, found["logits"].shape[1])
+        return found
 
-    monkeypatch.setattr(check, "oracle_logits", wrong)
+    monkeypatch.setattr(check, "oracle_tensors", wrong)
     assert main(["check", str(checkpoint), *SMALL]) == 1
     assert "1 differ" in capsys.readouterr().out
 

@@ -9,6 +9,7 @@ from flashstep.config.cache import HitPolicy
 from flashstep.config.engine import ENGRAM_TABLES, LOAD_FORMATS, SCHEDULING_POLICIES, EngineConfig
 from flashstep.config.errors import ConfigError
 from flashstep.config.serve import EngineOptions, ServeConfig
+from flashstep.config.speculative import RejectionSampleMethod, SpeculativeOptions
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,9 @@ from flashstep.config.serve import EngineOptions, ServeConfig
         ({"host": ""}, "--host is empty"),
         ({"served_model_name": (" ",)}, "--served-model-name holds ' '"),
         ({"served_model_name": ("a", "a")}, "one name twice"),
+        ({"speculative_config": '{"method": "eagle"}'}, "--speculative-config: method is"),
+        ({"speculative_config": "{"}, "--speculative-config: "),
+        ({"per_request_spec_decode_metrics": "summary"}, "nothing to tell without --speculative-config"),
     ],
 )
 def test_each_value_out_of_range_is_a_sentence(values: dict, sentence: str) -> None:
@@ -39,6 +43,9 @@ def test_each_value_out_of_range_is_a_sentence(values: dict, sentence: str) -> N
 
 def test_all_problems_are_told_at_once() -> None:
     assert len(ServeConfig(port=-1, block_size=-3, max_num_seqs=0, kernels="x").problems()) == 5
+    two = '{"num_speculative_tokens": 0, "tree": 3}'
+    found = ServeConfig(port=-1, speculative_config=two).problems()
+    assert len(found) == 3 and sum(sentence.startswith("--speculative-config: ") for sentence in found) == 2
 
 
 def test_defaults_are_usable() -> None:
@@ -60,12 +67,16 @@ def test_every_engine_option_reaches_the_engine() -> None:
         enable_prefix_caching=False,
         prefix_hit_policy=HitPolicy.BOUNDED,
         engram_table="mmap",
+        speculative_config='{"num_speculative_tokens": 3, "rejection_sample_method": "block"}',
         kernels="reference",
     ).checked()
     engine = options.engine(Path("somewhere"))
     default = EngineConfig(model=Path())
     for field in msgspec.structs.fields(EngineConfig):
         assert getattr(engine, field.name) != getattr(default, field.name), field.name
+    assert engine.speculative == SpeculativeOptions(
+        num_speculative_tokens=3, rejection_sample_method=RejectionSampleMethod.BLOCK
+    )
     assert (
         len(msgspec.structs.fields(EngineConfig)) == len(msgspec.structs.fields(EngineOptions)) + 1
     )  # the model

@@ -10,8 +10,19 @@ from flashstep.ipc import messages
 from flashstep.ipc.channel import Addresses, EngineEnd
 from flashstep.ipc.client import MESSAGES_AT_ONCE, EngineClient, EngineDied, RequestRejected
 from flashstep.ipc.messages import Outputs, RequestOutput
+from flashstep.request import Acceptance
 from tests.ipc.test_channel import READY, STATS
 from tests.scheduler.driving import request
+
+ACCEPTANCE = Acceptance(
+    synthetic=False,
+    num_tokens=1,
+    steps=3,
+    draft_tokens=3,
+    accepted_tokens=2,
+    histogram=(1, 2),
+    per_position=(2,),
+)
 
 
 @asynccontextmanager
@@ -88,7 +99,8 @@ async def test_a_slow_reader_gets_everything_merged_into_one():
             Outputs((output("a", 1, cached_tokens=32, replayed_tokens=0, queued_s=0.5, prefill_s=1.5),))
         )
         engine.send(Outputs((output("a", 2),)))
-        engine.send(Outputs((output("a", 3, finish_reason="stop", stop_token=3, preemptions=2),)))
+        last = {"finish_reason": "stop", "stop_token": 3, "preemptions": 2, "acceptance": ACCEPTANCE}
+        engine.send(Outputs((output("a", 3, **last),)))
         await asyncio.sleep(0.2)
         assert await collect(stream) == [
             output(
@@ -100,11 +112,23 @@ async def test_a_slow_reader_gets_everything_merged_into_one():
                 replayed_tokens=0,
                 queued_s=0.5,
                 prefill_s=1.5,
-                finish_reason="stop",
-                stop_token=3,
-                preemptions=2,
+                **last,
             )
         ]
+
+
+async def test_an_aborted_stream_still_gives_its_last_output():
+    async with pair() as (client, engine):
+        (stream,) = client.submit([request("a", (1,))])
+        stream.abort()
+        assert isinstance(await heard(engine), messages.Submit)
+        assert await heard(engine) == messages.Abort(("a",))
+        engine.send(Outputs((output("a", finish_reason="abort", acceptance=ACCEPTANCE),)))
+        assert [item.acceptance for item in await collect(stream)] == [ACCEPTANCE]
+        assert stream.done
+        stream.close()
+        await asyncio.sleep(0.05)
+        assert engine.receive() is None, "nothing is left to abort"
 
 
 async def test_what_comes_with_the_first_token_survives_a_merge_with_what_came_before():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashstep.kernels.attention import Attention, AttentionRows
+from flashstep.kernels.attention import Attention, AttentionRows, BlockRows
 from flashstep.quant import mxfp8, nvfp4
 from tests.kernels.implementations import families
 
@@ -136,3 +136,57 @@ def test_tiling_and_company_cannot_be_seen(attention: Attention, monkeypatch: py
     if "WORKSPACE_BYTES" in module:
         monkeypatch.setitem(module, "WORKSPACE_BYTES", 3 * (WIDTH + 6) * CHANNELS * 8)
     assert torch.equal(whole, run(slice(None)))
+
+
+PLACES = 3
+
+
+class Blocks:
+    """Draft blocks of both requests, one behind its first records and one behind all."""
+
+    def __init__(self, *, position: tuple[int, int] = (23, 3), start: tuple[int, int] = (0, 0)) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.records, self.position, self.start = Records(), position, start
+        self.q = torch.randn(2, PLACES, HEADS, CHANNELS, generator=generator).bfloat16()
+        self.k = torch.randn(2, PLACES, CHANNELS, generator=generator).bfloat16()
+
+    def run(self, attention: Attention, part: slice = slice(None)) -> Tensor:
+        return attention.attend_block(
+            self.q[part],
+            self.k[part],
+            window=self.records.window,
+            rows=BlockRows(
+                position_R=torch.tensor(self.position)[part],
+                window_table_RB=self.records.window_table[part],
+                window_start_R=torch.tensor(self.start)[part],
+            ),
+            width=WIDTH,
+            sink_H=SINK,
+        )
+
+
+@pytest.mark.parametrize("position", [(23, 9), (5, 4), (6, 1)])
+@pytest.mark.parametrize("start", [(0, 0), (3, 0)])
+def test_attend_block_sees_the_window_before_it_and_all_of_itself(
+    attention: Attention, position: tuple[int, int], start: tuple[int, int]
+) -> None:
+    """The same ``WIDTH`` records for every place, the block's own keys as they would be stored."""
+    blocks = Blocks(position=position, start=start)
+    out = blocks.run(attention)
+    for r, n in enumerate(position):
+        near = blocks.records.near[r][max(start[r], n - WIDTH) : n]
+        keys = torch.cat((near, mxfp8.quantise_dequantise(blocks.k[r]).double()))
+        for place in range(PLACES):
+            assert torch.equal(out[r, place], twin(blocks.q[r, place], keys)), f"request {r}, place {place}"
+
+
+def test_tiling_and_company_of_blocks_cannot_be_seen(
+    attention: Attention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = Blocks()
+    whole = blocks.run(attention)
+    assert torch.equal(whole, torch.cat([blocks.run(attention, slice(r, r + 1)) for r in (0, 1)]))
+    module = attention._loaded["attend_block"].__globals__
+    if "WORKSPACE_BYTES" in module:
+        monkeypatch.setitem(module, "WORKSPACE_BYTES", (WIDTH + PLACES) * CHANNELS * 8)
+    assert torch.equal(whole, blocks.run(attention))

@@ -15,12 +15,14 @@ from flashstep.weights.names import Kind, parameters
 CPU = torch.device("cpu")
 
 
-def assemble(config: ModelConfig, fetch: Callable[[str], Tensor]) -> tuple[dict, dict]:
-    """Weights by our names and Engram tables by layer, from stored tensors by stored name; draft weights left out."""
+def assemble(
+    config: ModelConfig, fetch: Callable[[str], Tensor], *, drafts: bool = False
+) -> tuple[dict, dict]:
+    """Weights by our names and Engram tables by layer, from stored tensors by stored name; the draft's if ``drafts``."""
     weights: dict[str, Tensor | QuantTensor] = {}
     tables: dict[int, EngramTable] = {}
     for name, parameter in parameters(config).items():
-        if parameter.is_draft:
+        if parameter.is_draft and not drafts:
             continue
         tensors = [fetch(stored.name) for stored in parameter.stored]
         if parameter.kind in (Kind.BF16, Kind.F32):
@@ -40,10 +42,10 @@ def assemble(config: ModelConfig, fetch: Callable[[str], Tensor]) -> tuple[dict,
     return weights, tables
 
 
-def read_checkpoint(folder: Path) -> tuple[ModelConfig, dict, dict]:
+def read_checkpoint(folder: Path, *, drafts: bool = False) -> tuple[ModelConfig, dict, dict]:
     """Configuration, weights and tables of a released-layout checkpoint."""
     config = ModelConfig.read(folder)
     shards = [safe_open(str(file), framework="pt") for file in sorted(folder.glob("*.safetensors"))]
     where = {name: shard for shard in shards for name in shard.keys()}  # noqa: SIM118 - not a mapping
-    weights, tables = assemble(config, lambda name: where[name].get_tensor(name))
+    weights, tables = assemble(config, lambda name: where[name].get_tensor(name), drafts=drafts)
     return config, weights, tables

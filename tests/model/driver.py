@@ -13,7 +13,8 @@ from flashstep.cache.groups import CacheGroups
 from flashstep.cache.pool import CachePool
 from flashstep.config.model import ModelConfig
 from flashstep.kernels import choose_ops
-from flashstep.model.batch import ForwardBatch
+from flashstep.model.batch import DraftBatch, ForwardBatch
+from flashstep.model.dspark import DraftBlock
 from flashstep.model.transformer import Transformer
 
 CPU = torch.device("cpu")
@@ -55,11 +56,12 @@ class Driver:
         num_blocks: int = 256,
         num_slots: int = 8,
         seed: int | None = None,
+        drafts: bool = False,
     ) -> None:
         self.config = config
         self.token_map = token_map
         self.pool = CachePool(
-            CacheGroups.of(config),
+            CacheGroups.of(config, drafts=drafts),
             num_blocks=num_blocks,
             num_window_blocks=num_blocks,
             block_size=block_size,
@@ -67,7 +69,9 @@ class Driver:
             device=CPU,
         )
         self.pool.poison()
-        self.model = Transformer(config, weights, ops=choose_ops(CPU), pool=self.pool, engram_tables=tables)
+        self.model = Transformer(
+            config, weights, ops=choose_ops(CPU), pool=self.pool, engram_tables=tables, drafts=drafts
+        )
         self.block_size = block_size
         self._num = (num_blocks, num_slots)
         self.reset(seed)
@@ -130,6 +134,18 @@ class Driver:
         steps = [self.step([Chunk(sequence, stop)], tail=tail)[0] for stop in (*cuts, len(tokens))]
         self.close(sequence)
         return torch.cat(steps)
+
+    def propose(self, sequences: Sequence[Held]) -> DraftBlock:
+        """One draft block a sequence; its anchor is the token behind those that have run."""
+        assert self.model.draft is not None
+        return self.model.draft.propose(
+            DraftBatch(
+                anchor_R=torch.tensor([s.tokens[s.done] for s in sequences]),
+                position_R=torch.tensor([s.done for s in sequences]),
+                window_table_RB=_table([s.window_blocks for s in sequences]),
+                window_start_R=torch.tensor([s.window_start for s in sequences]),
+            )
+        )
 
     def close(self, sequence: Held) -> None:
         """Give the sequence's blocks and slot back, poisoned."""

@@ -144,12 +144,14 @@ def configuration(name: str, **changes: Any) -> ModelConfig:
     )
 
 
-def random_weights(config: ModelConfig, *, seed: int = 0) -> tuple[dict, dict[int, EngramTable]]:
-    """Random weights and Engram tables of ``config``."""
+def random_weights(
+    config: ModelConfig, *, seed: int = 0, drafts: bool = False
+) -> tuple[dict, dict[int, EngramTable]]:
+    """Random weights and Engram tables of ``config``, the draft's weights if ``drafts``."""
     assert all(
         sum(p) == n for p, n in zip(bucket_primes(config).values(), config.engram_num_embeddings, strict=True)
     )
-    return assemble(config, DummyWeights(config, seed).tensor)
+    return assemble(config, DummyWeights(config, seed).tensor, drafts=drafts)
 
 
 def token_map(config: ModelConfig) -> Tensor:

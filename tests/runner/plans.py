@@ -38,7 +38,14 @@ class Hand:
 
     def __init__(self, runner: ModelRunner, *, seed: int = 0) -> None:
         facts = runner.facts
-        self.runner = ModelRunner(facts, model=runner._model, batches=runner._batches)
+        self.runner = ModelRunner(
+            facts,
+            model=runner._model,
+            batches=runner._batches,
+            vocabulary=runner._vocabulary,
+            drafter=runner.drafter,
+            costs=runner._costs,
+        )
         self.size = facts.cache.block_size
         self.window = facts.sliding_window
         self._slots = list(range(facts.scheduler.max_num_seqs))

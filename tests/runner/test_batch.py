@@ -7,6 +7,7 @@ import torch
 from flashstep.request import Request, SamplingParams
 from flashstep.runner.batch import BatchBuilder
 from flashstep.runner.histories import History, Slots
+from flashstep.runner.resolve import Resolved
 from flashstep.step import Admission, Span
 
 PAD = 90
@@ -55,6 +56,10 @@ def span(slot: int, start: int, length: int, **more: object) -> Span:
     )
 
 
+def resolved(spans: list[Span], slots: Slots) -> list[Resolved]:
+    return [Resolved(span=each, history=slots.holder(each.slot)) for each in spans]
+
+
 def test_two_requests(slots: Slots) -> None:
     one, other = history(6), history(9, output=[40, 41])
     admit(slots, 2, one)
@@ -68,7 +73,7 @@ def test_two_requests(slots: Slots) -> None:
     spans = [span(2, 3, 3), span(1, 10, 1, sample=True)]
     for each in spans:
         slots.extend(each)
-    batch = builder().build(spans, slots)
+    batch = builder().build(resolved(spans, slots), slots)
     assert batch.input_ids_T.tolist() == [3, 4, 5, 41]
     assert batch.positions_T.tolist() == [3, 4, 5, 10]
     assert batch.request_T.tolist() == [0, 0, 0, 1]
@@ -90,7 +95,7 @@ def test_the_first_tokens_look_back_on_pad(slots: Slots) -> None:
     admit(slots, 0, history(3))
     spans = [span(0, 0, 3)]
     slots.extend(spans[0])
-    assert builder().build(spans, slots).lookback_TN.tolist() == [
+    assert builder().build(resolved(spans, slots), slots).lookback_TN.tolist() == [
         [100, PAD, PAD, PAD],
         [101, 100, PAD, PAD],
         [102, 101, 100, PAD],
@@ -102,7 +107,7 @@ def test_an_exact_hit(slots: Slots) -> None:
     admit(slots, 0, history(14), computed=12)
     hit = span(0, 12, 2, blocks=(3, 1, 2, 9), window_blocks=(8, 7), window_base=2, sample=True)
     slots.extend(hit)
-    batch = builder().build([hit], slots)
+    batch = builder().build(resolved([hit], slots), slots)
     assert batch.block_table_RB.tolist() == [[3, 1, 2, 9]]
     assert batch.window_table_RB.tolist() == [[-1, -1, 8, 7]]
     assert batch.window_start_R.tolist() == [0]
@@ -114,13 +119,13 @@ def test_a_bounded_hit_in_two_spans(slots: Slots) -> None:
     first = span(0, 8, 5, blocks=(3, 1, 2, 9, 6), window_blocks=(8, 7, 5), window_base=2, replay=5)
     second = span(0, 13, 7, replay=3, sample=True)
     slots.extend(first)
-    batch = builder(trim_window=4).build([first], slots)
+    batch = builder(trim_window=4).build(resolved([first], slots), slots)
     assert batch.store_T.tolist() == [False] * 5
     assert batch.window_start_R.tolist() == [8]
     assert batch.tail_start_R is not None and batch.tail_start_R.tolist() == [16]  # 20 tokens are known
     assert batch.logit_rows.tolist() == []
     slots.extend(second)
-    batch = builder(trim_window=4).build([second], slots)
+    batch = builder(trim_window=4).build(resolved([second], slots), slots)
     assert batch.store_T.tolist() == [False] * 3 + [True] * 4
     assert batch.window_start_R.tolist() == [8]  # fixed by the admission
     assert batch.tail_start_R is not None and batch.tail_start_R.tolist() == [16]
@@ -139,8 +144,19 @@ def test_wanted_logits(slots: Slots) -> None:
     ]
     for each in spans:
         slots.extend(each)
-    assert builder().build(spans, slots).logit_rows.tolist() == [0, 1, 2, 3, 4, 5, 15, 16, 17, 19]
-    batch = builder(trim_window=2).build(spans, slots)
+    assert builder().build(resolved(spans, slots), slots).logit_rows.tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        15,
+        16,
+        17,
+        19,
+    ]
+    batch = builder(trim_window=2).build(resolved(spans, slots), slots)
     assert batch.tail_start_R is not None and batch.tail_start_R.tolist() == [0, 8, 0]
     assert batch.logit_rows.tolist() == [
         0,

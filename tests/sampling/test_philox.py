@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashstep.sampling.philox import gumbel, philox4x32, uniforms
+from flashstep.sampling.philox import Purpose, gumbel, philox4x32, uniforms
 
 KNOWN_ANSWERS = [  # counter, key, result: kat_vectors of Random123, "philox4x32 10"
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
@@ -56,3 +56,39 @@ def test_gumbel_moments() -> None:
     assert noise.isfinite().all()
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
     assert noise.var().item() == pytest.approx(1.6449, rel=0.02)
+
+
+def test_purposes_and_offsets_are_counter_words() -> None:
+    seeds, positions = torch.tensor([9, 9, 9]), torch.tensor([4, 4, 5])
+    drawn = uniforms(seeds, positions, count=6, purpose=Purpose.DRAFT, offsets_R=torch.tensor([0, 3, 3]))
+    for row, (position, offset) in enumerate([(4, 0), (4, 3), (5, 3)]):
+        words = philox4x32(
+            [torch.tensor(c) for c in (1, position, int(Purpose.DRAFT), offset)],
+            [torch.tensor(9), torch.tensor(0)],
+        )
+        assert drawn[row, 5] == (int(words[1]) + 0.5) / 2**32
+
+
+def test_no_two_draws_share_numbers() -> None:
+    """Tokens, drafts and verdicts of some steps: every purpose, position and offset, two seeds. 32 bits may collide by chance."""
+    numbers = torch.cat(
+        [
+            uniforms(
+                torch.tensor([1, -1]),
+                torch.tensor([position, position]),
+                count=20,
+                purpose=purpose,
+                offsets_R=torch.tensor([offset, offset]),
+            ).flatten()
+            for purpose in Purpose
+            for position in (-1, 0, 1, 2)
+            for offset in range(4)
+        ]
+    )
+    assert numbers.unique().numel() >= numbers.numel() - 1
+
+
+def test_no_offset_is_offset_zero() -> None:
+    seeds, positions = torch.tensor([3, -8]), torch.tensor([0, 77])
+    zeros = torch.zeros(2, dtype=torch.int64)
+    assert torch.equal(gumbel(seeds, positions, count=7), gumbel(seeds, positions, count=7, offsets_R=zeros))

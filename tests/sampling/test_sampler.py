@@ -1,5 +1,6 @@
 """The sampler: against its plain twin, against chi-square, and the cases A14, A22, A24 and A25."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashstep.request import SamplingParams
+from flashstep.sampling.philox import gumbel
 from flashstep.sampling.plain import kept_tokens, sample_plain
-from flashstep.sampling.sampler import SampleRow, adjust_, probabilities, sample
+from flashstep.sampling.sampler import SampleRow, adjust_, log_probabilities, probabilities, sample
 
 VOCABULARY = 24
 EOS = 1
@@ -252,3 +254,59 @@ def test_seeds_differ() -> None:
     assert text(7) == text(7)
     assert len({text(seed) for seed in range(1, 21)}) == 20
     assert len({text(seed) for seed in (1, 1 + 2**32, 1 - 2**63, -1)}) == 4  # all 64 bits of a seed count
+
+
+# ---- what verification reads ----------------------------------------------------------------------------------------------
+
+
+def test_log_probabilities_are_what_sample_draws_from() -> None:
+    """Row by row the definition's distribution, rounded once; and drawing from it with the sampler's noise gives its tokens."""
+    rows = [
+        row(n, output=(5, 7, 5), prompt=(2,), temperature=0.6 + 0.1 * n, **params)
+        for n, params in enumerate(
+            [
+                {},
+                {"top_k": 5, "top_p": 0.8},
+                {"min_p": 0.2, "logit_bias": {3: 4.0}},
+                {"frequency_penalty": 1.0, "presence_penalty": 0.5, "repetition_penalty": 1.4},
+                {"bad_words": ((7, 5, 9), (2,)), "min_tokens": 6, "stop_token_ids": (8,)},
+            ]
+        )
+    ]
+    logits_RV = logits(len(rows), 6)
+    log_p_RV = log_probabilities(logits_RV, rows)
+    assert log_p_RV.dtype == torch.float32
+    for log_p_V, logits_V, one in zip(log_p_RV, logits_RV, rows, strict=True):
+        adjusted = logits_V.double()
+        adjust_(adjusted, one)
+        kept = kept_tokens(adjusted.tolist(), one)
+        assert sorted(kept) == log_p_V.isfinite().nonzero().flatten().tolist()
+        assert torch.allclose(
+            log_p_V[kept].double(),
+            torch.log_softmax(adjusted[kept] / one.params.temperature, dim=0),
+            atol=1e-6,
+        )
+    seeds, positions = torch.tensor([r.seed for r in rows]), torch.tensor([r.position for r in rows])
+    assert (log_p_RV + gumbel(seeds, positions, count=VOCABULARY)).argmax(dim=1).tolist() == sample(
+        logits_RV, rows
+    )
+
+
+def test_nothing_possible_is_not_nan() -> None:
+    nothing = torch.zeros(VOCABULARY, dtype=torch.bool)
+    one = dataclasses.replace(row(), allowed_V=nothing)
+    assert torch.equal(log_probabilities(logits(1), [one]), torch.full((1, VOCABULARY), -math.inf))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_a_grammar_leaves(temperature: float) -> None:
+    """Its ban holds against any bias, and the rest is drawn as if the others did not exist."""
+    allowed = torch.zeros(VOCABULARY, dtype=torch.bool)
+    allowed[[3, 4, 9]] = True
+    params = {"temperature": temperature, "logit_bias": {5: 100.0}}
+    logits_V = logits(1, 2)
+    for position in range(50):
+        (token,) = sample(logits_V, [dataclasses.replace(row(1, position, **params), allowed_V=allowed)])
+        only = torch.full_like(logits_V, -math.inf)
+        only[:, [3, 4, 9]] = logits_V[:, [3, 4, 9]]
+        assert [token] == sample(only, [row(1, position, **params)])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from flashstep.cache.blocks import BlockPool
 from flashstep.config.cache import CacheConfig, HitPolicy
 from flashstep.config.scheduler import SchedulerConfig
+from flashstep.config.speculative import Speculation
 from flashstep.request import FinishReason, Request, SamplingParams
 from flashstep.scheduler.scheduler import MAX_IN_FLIGHT, Progress, Scheduler
 from flashstep.step import StepPlan, StepResult
@@ -41,6 +42,7 @@ class Rig:
         hit_policy: HitPolicy = HitPolicy.EXACT,
         enable_prefix_caching: bool = True,
         order_seed: int | None = None,
+        speculation: Speculation | None = None,
         **limits,
     ) -> None:
         self.config = SchedulerConfig(max_model_len=max_model_len, **limits)
@@ -62,10 +64,11 @@ class Rig:
             self.cache,
             sliding_window=window,
             eos_token_ids=(EOS,),
+            speculation=speculation,
             pools=pools,
             clock=lambda: self.time,
         )
-        self.runner = FakeRunner(self.config, self.cache, sliding_window=window)
+        self.runner = FakeRunner(self.config, self.cache, sliding_window=window, speculation=speculation)
         self.planned: deque[tuple[StepPlan, tuple[Request, ...]]] = deque()
         self.returned: deque[StepResult] = deque()
         self.plans: list[StepPlan] = []

@@ -2,7 +2,8 @@
 
 Its "KV records" are tags: the hash of all tokens up to a position. A row writes its tag through the block tables and reads the
 tags of everything it may see; a wrong, stale, overwritten or missing block is an assertion. The next token is a pure function of
-the tokens so far and the seed, so outputs can be compared with a sequential run (``expected``).
+the tokens so far and the seed, so outputs can be compared with a sequential run (``expected``). Its drafts are the true tokens,
+wrong from a place on that changes with the position, so every count of accepted drafts occurs.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 
 from flashstep.config.cache import CacheConfig
 from flashstep.config.scheduler import SchedulerConfig
+from flashstep.config.speculative import Speculation
 from flashstep.request import Request, TokenLogprob
 from flashstep.runner.facts import RunnerFacts
 from flashstep.step import Span, SpanResult, StepPlan, StepResult
@@ -64,6 +66,18 @@ class Slot:
     visible_from: int = 0
     blocks: list[int] = field(default_factory=list)
     window: list[int] = field(default_factory=list)
+    proposal: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that a span turns out to have: positions from ``start``, the last ``drafts`` of them drafts."""
+
+    span: Span
+    start: int
+    tokens: list[int]  # of the rows
+    drafts: int
+    tags: list[int]
 
 
 class FakeRunner:
@@ -74,6 +88,7 @@ class FakeRunner:
         *,
         sliding_window: int,
         vocab_size: int = 97,
+        speculation: Speculation | None = None,
     ) -> None:
         self.facts = RunnerFacts(
             scheduler=scheduler,
@@ -82,6 +97,7 @@ class FakeRunner:
             vocab_size=vocab_size,
             eos_token_ids=(EOS,),
             token_map_fingerprint="fake",
+            speculation=speculation,
         )
         self.sequences: dict[str, History] = {}
         self.slots: dict[int, Slot] = {}
@@ -111,15 +127,13 @@ class FakeRunner:
             self.slots[admission.slot] = Slot(admission.request_id, admission.computed)
         assert len({span.slot for span in plan.spans}) == len(plan.spans)
         # a forward: tables first, then all writes, then all reads (as a layer does)
-        for span in plan.spans:
-            self._tables(span)
-        for span in plan.spans:
-            self._write(span)
-        return StepResult(step=plan.step, spans=tuple(self._read(span) for span in plan.spans))
+        rows = [self._tables(span) for span in plan.spans]
+        for item in rows:
+            self._write(item)
+        return StepResult(step=plan.step, spans=tuple(self._read(item, plan.propose) for item in rows))
 
-    def _tables(self, span: Span) -> None:
+    def _tables(self, span: Span) -> Rows:
         slot = self.slots[span.slot]
-        assert span.start == slot.next, f"position {slot.next} is next, {span.start} was asked for"
         if not slot.blocks:
             slot.window = [-1] * span.window_base
             if span.replay:
@@ -129,58 +143,114 @@ class FakeRunner:
         slot.blocks += span.blocks
         slot.window += span.window_blocks
         assert span.length >= 1
-        last = span.start + span.length - 1
-        assert last < self.facts.max_model_len
-        assert last < len(self.sequences[slot.id].tokens), "a row's token is known when it runs"
-        slot.next = last + 1
+        rows = self._rows(span, slot)
+        assert rows.start == slot.next, f"position {slot.next} is next, {rows.start} was asked for"
+        end = rows.start + len(rows.tokens)
+        assert end <= span.start + span.length, "the plan did not count on so many rows"
+        assert end <= self.facts.max_model_len
+        assert end - rows.drafts <= len(self.sequences[slot.id].tokens), "a row's token is known when it runs"
+        if span.drafts is None:
+            slot.next = end
+        return rows
 
-    def _write(self, span: Span) -> None:
+    def _rows(self, span: Span, slot: Slot) -> Rows:
+        sequence = self.sequences[slot.id]
+        if span.drafts is None:
+            known = range(span.start, min(span.start + span.length, len(sequence.tokens)))
+            tokens = [sequence.tokens[p] for p in known]
+            assert len(tokens) == span.length, "a row's token is known when it runs"
+            return Rows(span, span.start, tokens, 0, [sequence.tags[p] for p in known])
+        start = len(sequence.tokens) - 1
+        if (room := self.room(sequence)) == 0:
+            return Rows(span, slot.next, [], 0, [])
+        drafts = slot.proposal[: min(span.drafts, room - 1)]
+        tags = [sequence.tags[start]]
+        for token in drafts:
+            tags.append(mix(tags[-1], token))
+        return Rows(span, start, [sequence.tokens[start], *drafts], len(drafts), tags)
+
+    def room(self, sequence: History) -> int:
+        """Tokens that the request may still have."""
+        prompt = len(sequence.request.prompt)
+        limit = min(sequence.request.params.max_tokens, self.facts.max_model_len - prompt)
+        return limit - (len(sequence.tokens) - prompt)
+
+    def _write(self, rows: Rows) -> None:
+        span = rows.span
         slot, size = self.slots[span.slot], self.facts.cache.block_size
-        tags = self.sequences[slot.id].tags
         others = [s for n, s in self.slots.items() if n != span.slot]
         held = {b for s in others for b in s.blocks}
         held_window = {b for s in others for b in self._live_window(s)}
-        for position in range(span.start, span.start + span.length):
-            index, offset = divmod(position, size)
-            if position - span.start >= span.replay:
+        for place, tag in enumerate(rows.tags):
+            index, offset = divmod(rows.start + place, size)
+            if place >= span.replay:
                 assert slot.blocks[index] not in held, (
                     "a block is written by one request and read by no other meanwhile"
                 )
-                self.records[slot.blocks[index], offset] = tags[position]
+                self.records[slot.blocks[index], offset] = tag
             assert slot.window[index] >= 0
             assert slot.window[index] not in held_window
-            self.window_records[slot.window[index], offset] = tags[position]
+            self.window_records[slot.window[index], offset] = tag
 
     def _live_window(self, slot: Slot) -> list[int]:
         first = max(slot.next - self.facts.sliding_window, 0) // self.facts.cache.block_size
         return [b for b in slot.window[first:] if b >= 0]
 
-    def _read(self, span: Span) -> SpanResult:
-        slot, size, window = self.slots[span.slot], self.facts.cache.block_size, self.facts.sliding_window
-        sequence = self.sequences[slot.id]
-        tags = sequence.tags
-        end = span.start + span.length
-        self.rows += span.length
-        self.replayed += span.replay
-        for position in range(end):
+    def _check_records(self, slot: Slot, first: int, tags: Sequence[int]) -> None:
+        """``tags`` of positions 0 .. are in the slot's global records, and from ``first`` on in its window records."""
+        size = self.facts.cache.block_size
+        for position, tag in enumerate(tags):
             index, offset = divmod(position, size)
-            assert self.records.get((slot.blocks[index], offset)) == tags[position], (
+            assert self.records.get((slot.blocks[index], offset)) == tag, (
                 "a global record is not the request's"
             )
-        for position in range(max(span.start - window + 1, slot.visible_from, 0), end):
-            index, offset = divmod(position, size)
-            assert self.window_records.get((slot.window[index], offset)) == tags[position], (
-                "a window record is stale"
-            )
+            if position >= max(first, slot.visible_from):
+                assert self.window_records.get((slot.window[index], offset)) == tag, (
+                    "a window record is stale"
+                )
+
+    def _read(self, rows: Rows, propose: int) -> SpanResult:
+        span = rows.span
+        slot, window = self.slots[span.slot], self.facts.sliding_window
+        sequence = self.sequences[slot.id]
+        end = rows.start + len(rows.tokens)
+        self.rows += len(rows.tokens)
+        self.replayed += span.replay
+        self._check_records(slot, rows.start - window + 1, [*sequence.tags[: rows.start], *rows.tags])
         logprobs: tuple[TokenLogprob, ...] = ()
         if span.prompt_logprobs:
             stop = min(end, len(sequence.request.prompt) - 1)
             logprobs = tuple(
                 TokenLogprob(sequence.tokens[p + 1], -float(p), 1) for p in range(span.start, stop)
             )
-        if not span.sample:
+        if not span.sample or not rows.tokens:
             return SpanResult(slot=span.slot, request_id=slot.id, prompt_logprobs=logprobs)
-        assert end == len(sequence.tokens), "a token is sampled after the last one"
-        token = next_token(tags[-1], seed=sequence.request.params.seed or 0, vocab_size=self.facts.vocab_size)
-        sequence.push(token)
-        return SpanResult(slot=span.slot, request_id=slot.id, tokens=(token,), prompt_logprobs=logprobs)
+        assert end - rows.drafts == len(sequence.tokens), "a token is sampled after the last one"
+        seed = sequence.request.params.seed or 0
+        news = []
+        for draft in (*rows.tokens[len(rows.tokens) - rows.drafts :], None):
+            token = next_token(sequence.tags[-1], seed=seed, vocab_size=self.facts.vocab_size)
+            sequence.push(token)
+            news.append(token)
+            if token != draft:
+                break
+        slot.next = len(sequence.tokens) - 1
+        slot.proposal = self._propose(sequence, propose)
+        if propose:  # the draft looks back one position further than a row does
+            self._check_records(slot, slot.next - window, sequence.tags[: slot.next])
+        return SpanResult(
+            slot=span.slot,
+            request_id=slot.id,
+            tokens=tuple(news),
+            prompt_logprobs=logprobs,
+            drafted=rows.drafts,
+        )
+
+    def _propose(self, sequence: History, count: int) -> list[int]:
+        tag, drafts = sequence.tags[-1], []
+        wrong_from = len(sequence.tokens) * 7 % 9
+        for place in range(count):
+            token = next_token(tag, seed=sequence.request.params.seed or 0, vocab_size=self.facts.vocab_size)
+            drafts.append(token if place < wrong_from else (token + 1) % self.facts.vocab_size)
+            tag = mix(tag, drafts[-1])
+        return drafts

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashstep.config.cache import HitPolicy
+from flashstep.config.speculative import Speculation
 from flashstep.request import FinishReason
 from tests.scheduler.driving import Rig, request
 
@@ -20,7 +21,7 @@ def prompts(count: int, length: int, seed: int = 0) -> list[list[int]]:
 
 
 @settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=160, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 @given(
     seed=st.integers(0, 1 << 30),
@@ -33,19 +34,34 @@ def prompts(count: int, length: int, seed: int = 0) -> list[list[int]]:
     spare_blocks=st.integers(0, 12),
     spare_window=st.integers(0, 12),
     threshold=st.sampled_from([0, 5]),
+    drafts=st.sampled_from([None, None, 1, 2, 5]),
+    by_batch_size=st.sampled_from([(), ((2, 9, 0),), ((2, 3, 1), (4, 4, 0))]),
 )
 def test_any_sequence_of_events_gives_the_tokens_of_a_sequential_run(
-    seed, policy, hit_policy, block_size, window, budget, slots, spare_blocks, spare_window, threshold
+    seed,
+    policy,
+    hit_policy,
+    block_size,
+    window,
+    budget,
+    slots,
+    spare_blocks,
+    spare_window,
+    threshold,
+    drafts,
+    by_batch_size,
 ):
     chance = random.Random(seed)
     max_model_len = 40
+    ahead = 0 if drafts is None else 2 * drafts + 1
     rig = Rig(
         num_blocks=-(-max_model_len // block_size) + spare_blocks,
-        num_window_blocks=-(-window // block_size) + 2 + spare_window,
+        num_window_blocks=-(-(window + ahead) // block_size) + 2 + spare_window,
         block_size=block_size,
         window=window,
         max_model_len=max_model_len,
         hit_policy=hit_policy,
+        speculation=None if drafts is None else Speculation(num_tokens=drafts, by_batch_size=by_batch_size),
         order_seed=seed,
         max_num_seqs=slots,
         max_num_batched_tokens=budget,
@@ -470,3 +486,64 @@ def test_stats_count():
         60,
     )
     assert stats.steps == len(rig.plans)
+
+
+# ---- drafts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("k", range(1, 9))
+def test_drafts_change_the_number_of_steps_and_nothing_else(k, overlapped):
+    rig = Rig(num_blocks=200, num_window_blocks=100, speculation=Speculation(num_tokens=k), max_num_seqs=4)
+    for number, length in enumerate(range(1, 10)):
+        rig.add(request(f"r{number}", prompts(1, length, number)[0], 60, seed=number, ignore_eos=True))
+    rig.finish(overlapped=overlapped)
+    rig.check_outputs()
+    counts = rig.scheduler.stats().acceptance
+    assert counts is not None and not counts.synthetic and counts.num_tokens == k
+    assert all(counts.histogram), "every number of accepted drafts occurs"
+    assert counts.steps == sum(counts.histogram)
+    assert counts.accepted_tokens == sum(counts.per_position)
+    # a request's first token comes of its prompt, all others of steps that verify drafts, or have no room for any
+    tokens = sum(len(told.tokens) for told in rig.told.values())
+    assert (
+        tokens - len(rig.told) - 9 <= counts.accepted_tokens + counts.steps <= tokens - len(rig.told) + 8 * k
+    )
+    ends = [told.outputs[-1].acceptance for told in rig.told.values()]
+    assert sum(end.steps for end in ends) == counts.steps
+    assert sum(end.draft_tokens for end in ends) == counts.draft_tokens
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("k", [1, 5])
+def test_a_preempted_request_loses_its_drafts_and_no_token(k, overlapped):
+    """A13: a pool for one and a half requests, six at once, with drafts."""
+    rig = Rig(
+        num_blocks=27,
+        num_window_blocks=30,
+        max_model_len=72,
+        max_num_batched_tokens=32,
+        max_num_seqs=8,
+        speculation=Speculation(num_tokens=k),
+    )
+    rig.add(*(request(f"r{n}", prompts(1, 8, n)[0], 64, seed=n, ignore_eos=True) for n in range(6)))
+    rig.finish(overlapped=overlapped)
+    rig.check_outputs()
+    assert rig.scheduler.stats().preemptions > 0
+
+
+def test_fewer_drafts_at_larger_batches():
+    speculation = Speculation(num_tokens=5, by_batch_size=((3, 4, 2), (5, 9, 0)))
+    rig = Rig(num_blocks=200, num_window_blocks=200, max_num_seqs=8, speculation=speculation)
+    for number in range(6):
+        rig.add(
+            request(f"r{number}", prompts(1, 4, number)[0], 10 + 10 * number, seed=number, ignore_eos=True)
+        )
+    rig.finish()
+    rig.check_outputs()
+    seen = {
+        (len(plan.spans), span.drafts) for plan in rig.plans for span in plan.spans if span.drafts is not None
+    }
+    assert {drafts for size, drafts in seen if size >= 5} == {0}
+    assert {drafts for size, drafts in seen if size in (3, 4)} <= {0, 2}, "the size counts decoding requests"
+    assert (1, 5) in seen and (3, 2) in seen

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,17 @@ MODEL = "stub"
 
 
 class Server:
-    """A server process. ``base`` is its URL without /v1."""
+    """A server process. ``base`` is its URL without /v1; ``log`` is where its stderr goes, if not to ours."""
 
-    def __init__(self, scripts: Path, *, fingerprint: str | None = None, **engine: Any) -> None:
+    def __init__(
+        self,
+        scripts: Path,
+        *,
+        fingerprint: str | None = None,
+        serving: dict[str, Any] | None = None,
+        log: Path | None = None,
+        **engine: Any,
+    ) -> None:
         self.scripts = scripts
         self.tokenizer = TextTokenizer.from_file(TOKENIZER)
         self.encoder = ChatEncoder(self.tokenizer)
@@ -49,10 +58,13 @@ class Server:
                 vocab_size=self.tokenizer.num_ids,
                 **engine,
             ),
-            server=ServerOptions(served_model_names=(MODEL, "alias"), port=0),
+            server=ServerOptions(served_model_names=(MODEL, "alias"), port=0, **serving or {}),
         )
         command = [sys.executable, "-m", "tests.server.served", msgspec.json.encode(options).decode()]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        with nullcontext() if log is None else log.open("w") as stderr:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
         assert self._process.stdout is not None
         line = self._process.stdout.readline().split()
         if not line:

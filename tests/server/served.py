@@ -15,6 +15,7 @@ from flashstep.ipc.channel import Addresses
 from flashstep.ipc.client import EngineClient
 from flashstep.server.app import run_server
 from flashstep.server.frontend import ServerOptions
+from flashstep.telemetry.log import configure
 from tests.server import stub_engine
 
 
@@ -25,6 +26,7 @@ class Served(msgspec.Struct, kw_only=True):
 
 
 def main(options: Served) -> None:
+    configure()
     addresses = Addresses.fresh()
     options.engine.folder = addresses.folder
     process = multiprocessing.get_context("spawn").Process(

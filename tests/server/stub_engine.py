@@ -1,8 +1,10 @@
 """An engine that knows no model: a process that speaks the wire and emits scripted tokens, as fast as it is let.
 
 A request whose ``cache_salt`` names a file ``<salt>.json`` in the scripts' folder gets that script (``Script``); any other
-request gets ordinary tokens until ``max_tokens``. One Outputs a step over all running requests, as the real engine.
-``Stats.preemptions`` counts the aborts that arrived, so that tests can see them.
+request gets ordinary tokens until ``max_tokens``. What a scripted request asked for is left in ``<salt>.params``. One Outputs a
+step over all running requests, as the real engine.
+``Stats.preemptions`` counts the aborts that arrived, so that tests can see them. With ``Options.drafts`` every step of a request
+after its first says that it verified so many drafts, of which all its tokens but one stood.
 """
 
 import os
@@ -24,7 +26,7 @@ from flashstep.ipc.messages import (
     Stats,
     Submit,
 )
-from flashstep.request import Request, TokenLogprob
+from flashstep.request import Acceptance, Request, TokenLogprob
 
 STATS_EVERY_S = 0.02
 
@@ -38,6 +40,7 @@ class Script(msgspec.Struct, kw_only=True):
     cached: int = 0
     replayed: int = 0
     step_s: float = 0.0
+    dies_of_abort: bool = False
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -51,12 +54,41 @@ class Options(msgspec.Struct, kw_only=True):
     vocab_size: int = 2048
     step_s: float = 0.001
     tokens_per_step: int = 1
+    drafts: int = 0
+    synthetic: bool = False
+
+
+class _Counts:
+    """What speculation did; no counts without drafts."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._histogram = [0] * (options.drafts + 1)
+
+    def add(self, tokens: int) -> None:
+        self._histogram[min(tokens - 1, self._options.drafts)] += 1
+
+    @property
+    def acceptance(self) -> Acceptance | None:
+        k, histogram = self._options.drafts, self._histogram
+        if not k:
+            return None
+        return Acceptance(
+            synthetic=self._options.synthetic,
+            num_tokens=k,
+            steps=sum(histogram),
+            draft_tokens=k * sum(histogram),
+            accepted_tokens=sum(a * steps for a, steps in enumerate(histogram)),
+            histogram=tuple(histogram),
+            per_position=tuple(sum(histogram[i + 1 :]) for i in range(k)),
+        )
 
 
 class _Running:
-    def __init__(self, request: Request, script: Script) -> None:
+    def __init__(self, request: Request, script: Script, counts: _Counts) -> None:
         self.request = request
         self.script = script
+        self.counts = counts
         self.step = 0
         self.next_at = time.monotonic()
 
@@ -66,6 +98,8 @@ class _Running:
         last = self.step >= len(script.runs)
         tokens = tuple(script.runs[step]) if script.runs else ()
         first = {}
+        if step and tokens:
+            self.counts.add(len(tokens))
         if step == 0:
             first = {
                 "cached_tokens": script.cached,
@@ -79,6 +113,7 @@ class _Running:
             tokens=tokens,
             finish_reason=script.finish if last else None,
             stop_token=script.stop_token if last else None,
+            acceptance=self.counts.acceptance if last else None,
             logprobs=self._scores(tokens, self.request.params.logprobs),
             **first,
         )
@@ -108,6 +143,7 @@ class StubEngine:
         self._prompted = 0
         self._steps = 0
         self._words_at = 0
+        self._counts = _Counts(options)
 
     def run(self) -> None:
         self._end.send(
@@ -139,8 +175,11 @@ class StubEngine:
         if isinstance(message, Abort):
             for request_id in message.request_ids:
                 self._aborts += 1
-                if self._running.pop(request_id, None) is not None:
-                    output = RequestOutput(id=request_id, finish_reason="abort")
+                if (running := self._running.pop(request_id, None)) is not None:
+                    if running.script.dies_of_abort:
+                        os._exit(3)
+                    counted = running.counts.acceptance
+                    output = RequestOutput(id=request_id, finish_reason="abort", acceptance=counted)
                     self._end.send(Outputs(outputs=(output,)))
             return
         for request in message.requests:
@@ -153,11 +192,12 @@ class StubEngine:
                 self._end.send(Rejected(request_id=request.id, reason="scripted rejection"))
             else:
                 self._prompted += len(request.prompt)
-                self._running[request.id] = _Running(request, script)
+                self._running[request.id] = _Running(request, script, _Counts(self._options))
 
     def _script(self, request: Request) -> Script:
         path = Path(self._options.scripts) / f"{request.cache_salt}.json"
         if request.cache_salt and path.exists():
+            path.with_suffix(".params").write_bytes(msgspec.json.encode(request.params))
             return msgspec.json.decode(path.read_bytes(), type=Script)
         options = self._options
         words = options.words
@@ -176,6 +216,8 @@ class StubEngine:
             running.next_at = max(
                 running.next_at + running.script.step_s, now - 0.1
             )  # keeps its pace, catches up a little
+            if running.step and running.script.runs:
+                self._counts.add(len(running.script.runs[running.step]))
             output = running.output()
             self._generated += len(output.tokens)
             outputs.append(output)
@@ -199,6 +241,7 @@ class StubEngine:
                 prompt_tokens=self._prompted,
                 generation_tokens=self._generated,
                 steps=self._steps,
+                acceptance=self._counts.acceptance,
             )
         )
 

@@ -1,8 +1,8 @@
 """Sparse latent attention over window records and selected compressed records (spec/model.md 3.3, 3.5, 3.6).
 
 Owns the signature. One softmax over the union of the last W window positions and the selected entries, with a sink that only
-enters the denominator; key and value are the same record. Suffixes: T rows, H heads, C channels, K selected, R requests,
-B block columns.
+enters the denominator; key and value are the same record. The draft attends by blocks (spec/model.md 8.3). Suffixes: T rows,
+H heads, C channels, K selected (of a draft block: its places), R requests, B block columns.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from torch import Tensor
 from flashstep.kernels.registry import Cost, Family, Implementation
 
 Planes = tuple[Tensor, Tensor]
-OPS = ("attend_window", "attend_sparse")
+OPS = ("attend_window", "attend_sparse", "attend_block")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +30,16 @@ class AttentionRows:
     window_table_RB: Tensor
     window_start_R: Tensor
     block_table_RB: Tensor
+    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockRows:
+    """Where the draft blocks of a step stand, one a request, all int64: the position of a block's first place, and as above."""
+
+    position_R: Tensor
+    window_table_RB: Tensor
+    window_start_R: Tensor
     memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
@@ -77,6 +87,21 @@ class Attention(Family):
             sink_H=sink_H,
         )
 
+    def attend_block(
+        self, q_RKHC: Tensor, k_RKC: Tensor, *, window: Planes, rows: BlockRows, width: int, sink_H: Tensor
+    ) -> Tensor:
+        """Rotated queries and keys bf16, K places a request -> bf16 [R, K, H, C].
+
+        Every place sees the records of positions max(start, n - width) .. n - 1, n its block's first, and the keys of all K
+        places [R, K, C], which go through Q8 as a record would. ``window`` and sink as in ``attend_window``.
+        """
+        assert q_RKHC.dtype is torch.bfloat16 and k_RKC.dtype is torch.bfloat16 and q_RKHC.ndim == 4
+        assert k_RKC.shape == (*q_RKHC.shape[:2], q_RKHC.shape[3]) and sink_H.dtype is torch.float32
+        assert rows.position_R.shape == q_RKHC.shape[:1]
+        return self._loaded["attend_block"](
+            q_RKHC, k_RKC, window=window, rows=rows, width=width, sink_H=sink_H
+        )
+
 
 def _check(q_THC: Tensor, rows: AttentionRows, sink_H: Tensor) -> None:
     assert q_THC.dtype is torch.bfloat16 and q_THC.ndim == 3
@@ -98,3 +123,11 @@ def attend_sparse_cost(*, rows: int, heads: int, channels: int, width: int, sele
     return Cost(
         bytes=base.bytes + rows * selected * record, flops=base.flops + 4 * rows * heads * channels * selected
     )
+
+
+def attend_block_cost(*, requests: int, places: int, heads: int, channels: int, width: int) -> Cost:
+    """A request's places share its window records; each has a key of its own, and a query and an output for each head."""
+    record = channels + channels // 32
+    own = places * channels * (4 * heads + 2)
+    seen = places * heads * channels * (width + places)
+    return Cost(bytes=requests * (width * record + own), flops=4 * requests * seen)

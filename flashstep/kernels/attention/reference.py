@@ -1,7 +1,8 @@
 """Sparse latent attention in plain torch; float64 inside, one rounding to bf16.
 
 The window records that the rows of a request share are decoded once; each row gathers its own of them, and its own selected
-records. Rows are taken in tiles whose gathered records fit ``WORKSPACE_BYTES``, whatever the batch and the lengths.
+records. Rows are taken in tiles whose gathered records fit ``WORKSPACE_BYTES``, whatever the batch and the lengths; draft blocks,
+by requests.
 """
 
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashstep.kernels.attention import AttentionRows, Planes
+from flashstep.kernels.attention import AttentionRows, BlockRows, Planes
 from flashstep.quant import mxfp8, nvfp4
 
 WORKSPACE_BYTES = 2 << 20  # 0.5 to 8 MiB differ by 10 %: measured 2026-11-30, see docs/log.md
@@ -17,6 +18,8 @@ WORKSPACE_BYTES = 2 << 20  # 0.5 to 8 MiB differ by 10 %: measured 2026-11-30, s
 
 class Windows(NamedTuple):
     """The window records of a step. A run is a request's rows at consecutive positions; it needs the W - 1 records before it too.
+
+    A draft block is one row: it needs the W records before its first place.
 
     block_F, place_F  int64  where each record of all runs lies, 0 where it does not exist
     live_F            bool   whether it exists
@@ -65,6 +68,26 @@ def attend_sparse(
     return torch.cat(pieces)
 
 
+def attend_block(
+    q_RKHC: Tensor, k_RKC: Tensor, *, window: Planes, rows: BlockRows, width: int, sink_H: Tensor
+) -> Tensor:
+    """See ``Attention.attend_block``."""
+    if "context" not in rows.memo:
+        rows.memo["context"] = _find_context(rows, width=width, slots=window[0].shape[1])
+    context: Windows = rows.memo["context"]
+    near_FC = _near(window, context)
+    # the places of a block see the same records: to the softmax they are so many more heads
+    q_RHC, sinks = q_RKHC.flatten(1, 2), sink_H.repeat(q_RKHC.shape[1])
+    pieces = []
+    for part in _tiles(q_RHC, slots=width + k_RKC.shape[1]):
+        own = mxfp8.quantise_dequantise(k_RKC[part], dtype=torch.float64)
+        chosen = context.record_TW[part]
+        records = torch.cat((near_FC[chosen], own), dim=1)
+        live = torch.cat((context.live_F[chosen], chosen.new_ones(own.shape[:2]).bool()), dim=1)
+        pieces.append(_attend(q_RHC[part], records, live, sink_H=sinks))
+    return torch.cat(pieces).view_as(q_RKHC)
+
+
 def _tiles(q_THC: Tensor, *, slots: int) -> list[slice]:
     rows = max(1, WORKSPACE_BYTES // (slots * q_THC.shape[2] * 8))
     return [slice(low, low + rows) for low in range(0, q_THC.shape[0], rows)]
@@ -96,6 +119,22 @@ def _find_windows(rows: AttentionRows, *, width: int, slots: int) -> Windows:
     block = rows.window_table_RB[owner, position // slots]
     live &= block >= 0
     return Windows(block_F=block.where(live, 0), place_F=position % slots, live_F=live, record_TW=record)
+
+
+def _find_context(rows: BlockRows, *, width: int, slots: int) -> Windows:
+    back = torch.arange(-width, 0, device=rows.position_R.device)
+    position = rows.position_R.unsqueeze(1) + back
+    live = position >= rows.window_start_R.clamp(min=0).unsqueeze(1)
+    position = position.where(live, 0)
+    block = rows.window_table_RB.gather(1, position // slots)
+    live &= block >= 0
+    record = torch.arange(position.numel(), device=position.device).view_as(position)
+    return Windows(
+        block_F=block.where(live, 0).flatten(),
+        place_F=(position % slots).flatten(),
+        live_F=live.flatten(),
+        record_TW=record,
+    )
 
 
 def _near(window: Planes, windows: Windows) -> Tensor:

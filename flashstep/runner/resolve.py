@@ -1,0 +1,87 @@
+"""Bounds to rows: what each span of a plan turns out to be, now that the step before has run.
+
+A decode span begins at the request's newest token and takes of the request's proposal what the plan, the request's room and its
+grammar allow. Knows no tensors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from flashstep.runner.histories import History, Slots
+from flashstep.speculate.depth import CostTable, choose, survivals
+from flashstep.step import Span
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """A span with exact numbers, and the drafts that are its last rows (``span.drafts`` counts them)."""
+
+    span: Span
+    history: History
+    drafts: tuple[int, ...] = ()
+
+    def tokens(self, start: int) -> list[int]:
+        """Token ids at positions ``start ..`` to the span's end."""
+        end = self.span.start + self.span.length - len(self.drafts)
+        return [*self.history.tokens(start, end), *self.drafts]
+
+    def trimmed(self, count: int) -> "Resolved":
+        """The same with at most ``count`` drafts."""
+        if count >= len(self.drafts):
+            return self
+        span = msgspec.structs.replace(
+            self.span, length=self.span.length - len(self.drafts) + count, drafts=count
+        )
+        return Resolved(span=span, history=self.history, drafts=self.drafts[:count])
+
+
+def resolve(span: Span, slots: Slots, *, max_model_len: int) -> Resolved | None:
+    """The rows of ``span``; None if it has none, because its request has all the tokens it may have."""
+    history = slots.holder(span.slot)
+    if span.drafts is None:
+        return Resolved(span=span, history=history)
+    room = history.room(max_model_len)
+    if room == 0:
+        return None
+    drafts: tuple[int, ...] = ()
+    if span.drafts and history.proposal is not None:
+        drafts = history.proposal.tokens[: min(span.drafts, room - 1)]
+        drafts = drafts[: _kept(history, drafts)]
+    exact = msgspec.structs.replace(
+        span, start=history.length - 1, length=1 + len(drafts), drafts=len(drafts)
+    )
+    assert exact.start <= span.start, (exact, span)
+    return Resolved(span=exact, history=history, drafts=drafts)
+
+
+def _kept(history: History, drafts: Sequence[int]) -> int:
+    """How many of ``drafts`` are worth a row: those that the grammar allows.
+
+    A drawn draft that it forbids has p = 0 and must be seen to be REJECTED, or the token in its place would come from p, not from
+    what p leaves of q; so it is kept, as the last one.
+    """
+    if history.matcher is None or not drafts:
+        return len(drafts)
+    assert history.proposal is not None
+    kept = history.matcher.keep(drafts)
+    return min(kept + 1, len(drafts)) if history.proposal.logits_KV is not None else kept
+
+
+def adapt(resolved: Sequence[Resolved], costs: CostTable) -> list[Resolved]:
+    """Cut the drafts of a step to what is worth verifying (spec/model.md 8.7): the likeliest over all requests."""
+    drafted = [index for index, item in enumerate(resolved) if item.drafts]
+    if not drafted:
+        return list(resolved)
+    chances = []
+    for index in drafted:
+        proposal = resolved[index].history.proposal
+        assert proposal is not None
+        chances.append(survivals(proposal.confidences[: len(resolved[index].drafts)]))
+    other_rows = sum(item.span.length - len(item.drafts) for item in resolved)
+    counts = choose(chances, costs, other_rows=other_rows)
+    result = list(resolved)
+    for index, count in zip(drafted, counts, strict=True):
+        result[index] = resolved[index].trimmed(count)
+    return result

@@ -1,0 +1,61 @@
+"""Whether a grammar can be used at all (torch-free): the limits of compiling and matching, and the check at both doors.
+
+Server and engine ask ``problem`` before a request goes further; ``constraint`` matches under the same ``LIMITS``. Grammars are in
+llguidance's serialised form; who makes them from a user's options is ``chat.grammar``.
+"""
+
+import re
+from functools import cache
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from flashstep.request import Constraint
+
+MAX_GRAMMAR_CHARS = 1 << 17
+MAX_REASON_CHARS = 500  # a reason may quote the grammar
+# llguidance's own defaults, stated because they bound what a hostile grammar costs: fuel is about 50,000 a millisecond
+LIMITS = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=250_000,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+EXCERPT = re.compile(r"\n\s*\d+ \| ")  # where the library goes on to print the lines of the grammar
+
+
+class _Bytes:
+    """A vocabulary of the 256 bytes and an end, for checks before any model is known. It has no control tokens to name."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+@cache
+def _bytes_vocabulary() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Bytes()))
+
+
+def problem(constraint: Constraint) -> str | None:
+    """What is wrong with the grammar of ``constraint``, in words; None if matching can begin."""
+    grammar = constraint.grammar
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        return f"it is {len(grammar)} characters long; at most {MAX_GRAMMAR_CHARS} are taken"
+    matcher = LLMatcher(_bytes_vocabulary(), grammar, log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        return reason(matcher)
+    matcher.compute_bitmask()
+    return f"no text matches it, or it is too complex: {reason(matcher)}" if matcher.is_error() else None
+
+
+def reason(matcher: LLMatcher) -> str:
+    """Why ``matcher`` has stopped with an error, on one line."""
+    text = EXCERPT.split(matcher.get_error().replace("<non-verbose/>", ""))[0]
+    return " ".join(text.split())[:MAX_REASON_CHARS]

@@ -1,0 +1,460 @@
+"""Grammars at run time: case A12 with scripted drafts, masks that depend on the text alone, ends, failures, the sampler."""
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+from tokenizers import Tokenizer
+
+from flashstep.config.errors import ConfigError
+from flashstep.request import Constraint, SamplingParams, problems
+from flashstep.sampling.constraint import Matcher, Vocabulary
+from flashstep.sampling.plain import sample_plain
+from flashstep.sampling.sampler import SampleRow, sample
+
+TINY = Path(__file__).parents[2] / "flashstep" / "tiny"
+VOCAB_SIZE = 2056  # eight more than the tokenizer has
+EOS, OTHER_EOS = 1, 2047
+THINK_END = 2035
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    return Vocabulary.read(TINY, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS, OTHER_EOS))
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(TINY / "tokenizer.json"))
+
+
+def ids(text: str) -> list[int]:
+    return tokenizer().encode(text, add_special_tokens=False).ids
+
+
+def text(tokens: Sequence[int]) -> str:
+    return tokenizer().decode(list(tokens), skip_special_tokens=False)
+
+
+def of_schema(schema: Any, *, after: int | None = None) -> Constraint:
+    return Constraint(grammar=LLMatcher.grammar_from_json_schema(json.dumps(schema)), after=after)
+
+
+def of_lark(lark: str, *, after: int | None = None) -> Constraint:
+    return Constraint(grammar=LLMatcher.grammar_from_lark(lark), after=after)
+
+
+def matcher(constraint: Constraint) -> Matcher:
+    return Matcher(vocabulary(), constraint)
+
+
+def allowed(mask_V: torch.Tensor | None) -> list[int]:
+    assert mask_V is not None and mask_V.dtype == torch.bool and mask_V.shape == (VOCAB_SIZE,)
+    return mask_V.nonzero()[:, 0].tolist()
+
+
+def next_tokens(one: Matcher) -> list[int]:
+    (mask_V,) = one.masks([])
+    return allowed(mask_V)
+
+
+def row(output: Sequence[int], mask_V: torch.Tensor | None, **params: Any) -> SampleRow:
+    return SampleRow(
+        params=SamplingParams(**({"max_tokens": 1000, "temperature": 0.0} | params)),
+        seed=7,
+        position=len(output),
+        prompt=(),
+        output=output,
+        eos_token_ids=(EOS, OTHER_EOS),
+        allowed_V=mask_V,
+    )
+
+
+# ---- A12: reasoning, a schema, and drafts that break it ------------------------------------------------------------------
+
+FENCE = [THINK_END, *ids("```"), *ids("json"), *ids("\n"), *ids("{")]
+Drafter = Callable[[list[int]], list[int]]
+
+
+def logits_after(output: Sequence[int]) -> torch.Tensor:
+    """A model that a step's history decides, as the real one. It reasons for 12 tokens, and likes fences and endings."""
+    logits_V = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(hash(tuple(output)) % 2**31))
+    if len(output) >= 12 and THINK_END not in output:
+        logits_V[THINK_END] = 50
+    logits_V[ids("```")[0]] += 4
+    logits_V[EOS] += 3
+    logits_V[ids("}")[0]] += 3
+    return logits_V
+
+
+def decode(drafter: Drafter, *, steps: list[int] | None = None, **params: Any) -> list[int]:
+    """Decoding with point-mass drafts: each place is sampled, and a draft stands while it is what was sampled."""
+    one = matcher(of_schema(SCHEMA, after=THINK_END))
+    output: list[int] = []
+    while EOS not in output and len(output) < 200:
+        drafts = drafter(output)
+        drafts = drafts[: one.keep(drafts)]
+        run: list[int] = []
+        for place, mask_V in enumerate(one.masks(drafts)):
+            (token,) = sample(
+                logits_after([*output, *run]).unsqueeze(0), [row([*output, *run], mask_V, **params)]
+            )
+            run.append(token)
+            if place == len(drafts) or token != drafts[place]:
+                break
+        one.accept(run)
+        output += run
+        if steps is not None:
+            steps.append(len(run))
+    assert one.failure is None
+    return output[: output.index(EOS) + 1]
+
+
+def check_answer(output: Sequence[int]) -> None:
+    end = output.index(THINK_END)
+    answer = json.loads(text(output[end + 1 : -1]))
+    assert list(answer) == ["a"] and type(answer["a"]) is int
+    assert end == 12
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.3}, {"temperature": 0.8, "top_p": 0.9}])
+@pytest.mark.parametrize("offset", range(6))
+def test_a12_fenced_drafts(offset: int, params: dict[str, float]) -> None:
+    """The block is proposed so that ``</think>`` stands at ``offset`` in it, behind what the model will say anyway."""
+    alone = decode(lambda _: [], **params)
+    check_answer(alone)
+
+    def drafter(output: list[int]) -> list[int]:
+        ahead = alone[len(output) : len(output) + offset]
+        return [*(token for token in ahead if token != THINK_END), *FENCE]
+
+    steps: list[int] = []
+    assert decode(drafter, steps=steps, **params) == alone
+    assert offset < 2 or max(steps) > 2, "no draft ever stood"
+
+
+def test_a12_right_drafts_stand_across_the_border() -> None:
+    alone, steps = decode(lambda _: []), []
+    assert decode(lambda output: alone[len(output) : len(output) + 5], steps=steps) == alone
+    assert len(steps) == -(-len(alone) // 6) and set(steps[:-1]) == {6}
+
+
+@pytest.mark.parametrize("offset", range(6))
+def test_a12_what_is_cut_and_masked(offset: int) -> None:
+    one = matcher(of_schema(SCHEMA, after=THINK_END))
+    drafts = [*ids(" thought")[:1] * offset, *FENCE]
+    assert one.keep(drafts) == offset + 1  # up to </think>: a fence may not follow
+    masks = one.masks(drafts[: offset + 1])
+    assert masks[: offset + 1] == [None] * (offset + 1)
+    begins = allowed(masks[-1])
+    assert begins and all(text([token]).startswith("{") for token in begins)
+    right = [*drafts[: offset + 1], *ids("{"), *ids('"')]
+    assert one.keep(right) == len(right)
+    assert len(one.masks(right)) == len(right) + 1
+    assert one.masks([]) == [None], "drafts were taken although nobody accepted them"
+    one.accept(drafts[: offset + 1])
+    assert next_tokens(one) == begins
+
+
+# ---- masks depend on the text alone --------------------------------------------------------------------------------------
+
+SCALARS = st.one_of(
+    st.sampled_from([{"type": "integer"}, {"type": "boolean"}, {"type": "null"}, {"type": "number"}]),
+    st.lists(
+        st.sampled_from(["a", "\u00e9t\u00e9", "\U0001f600", "\u4e2d\u6587", 'q"\\', "</think>", 7]),
+        min_size=1,
+        max_size=3,
+    ).map(lambda values: {"enum": values}),
+    st.integers(0, 4).map(lambda n: {"type": "string", "maxLength": n}),
+)
+SCHEMAS = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.integers(0, 2)).map(
+            lambda pair: {"type": "array", "items": pair[0], "minItems": pair[1], "maxItems": 2}
+        ),
+        st.dictionaries(st.sampled_from(["x", "y z", "\u00fc"]), inner, min_size=1, max_size=2).map(
+            lambda properties: {
+                "type": "object",
+                "properties": properties,
+                "required": list(properties)[:1],
+                "additionalProperties": False,
+            }
+        ),
+    ),
+    max_leaves=4,
+)
+
+
+def satisfies(value: Any, schema: dict[str, Any]) -> bool:
+    if "enum" in schema:
+        return value in schema["enum"]
+    match schema["type"]:
+        case "integer":
+            return type(value) is int
+        case "number":
+            return type(value) in (int, float)
+        case "boolean":
+            return type(value) is bool
+        case "null":
+            return value is None
+        case "string":
+            return type(value) is str and len(value) <= schema["maxLength"]
+        case "array":
+            right = schema["minItems"] <= len(value) <= schema["maxItems"]
+            return right and all(satisfies(item, schema["items"]) for item in value)
+    known = schema["properties"]
+    return set(schema["required"]) <= set(value) <= set(known) and all(
+        satisfies(value[key], known[key]) for key in value
+    )
+
+
+def walk(one: Matcher, draw: Callable[[list[int]], int], *, limit: int = 300) -> list[int]:
+    """Tokens up to EOS. Towards the end the shortest way is taken: what closes strings, arrays, numbers."""
+    output: list[int] = []
+    while not output or output[-1] not in (EOS, OTHER_EOS):
+        choices = next_tokens(one)
+        closing = [token for token in choices if text([token]) in ('"', "}", "]") or token == EOS]
+        eager = len(output) > 25 and closing
+        output.append(EOS if eager and EOS in closing else draw(closing if eager else choices))
+        one.accept(output[-1:])
+        assert len(output) < limit
+    return output
+
+
+@settings(max_examples=40, deadline=None)
+@given(SCHEMAS, st.integers(0, 10**6))
+def test_random_schemas(schema: dict[str, Any], seed: int) -> None:
+    """A random walk ends in a text that satisfies the schema; whatever drafts are tried on its way, the masks are the same."""
+    random = Random(seed)
+    one = matcher(of_schema(schema))
+    output = walk(one, random.choice)
+    assert one.failure is None
+    assert satisfies(json.loads(text(output[:-1])), schema), text(output)
+
+    plain, busy = matcher(of_schema(schema)), matcher(of_schema(schema))
+    done = 0
+    while done < len(output):
+        width = random.randint(0, 4)
+        ahead = output[done : done + width]
+        assert busy.keep(ahead) == len(ahead)
+        noise = [*ahead[: random.randint(0, 2)], *(random.randrange(VOCAB_SIZE) for _ in range(3))]
+        busy.masks(noise[: busy.keep(noise)])
+        masks = busy.masks(ahead)
+        for place, mask_V in enumerate(masks):
+            assert allowed(mask_V) == next_tokens(plain)
+            if place < len(ahead):
+                plain.accept(ahead[place : place + 1])
+        busy.accept(ahead)
+        done += len(ahead)
+        again = matcher(of_schema(schema))
+        again.accept(output[:done])
+        assert next_tokens(again) == next_tokens(busy)
+
+
+@pytest.mark.parametrize(
+    "choice", ["\U0001f600", "\u4e2d\u6587 ok", "\u00e9\n\t\"'\\", "</think><think>", "a" * 40]
+)
+def test_any_text_can_be_said(choice: str) -> None:
+    """Characters of many bytes pass token by token, and spellings of control tokens as the text that they are."""
+    one = matcher(of_lark(f"start: C\nC: {json.dumps(choice)}"))
+    output: list[int] = []
+    while EOS not in output:
+        output.append(next_tokens(one)[0])
+        one.accept(output[-1:])
+    assert text(output[:-1]) == choice
+    assert len(output) > 2 and not set(output[:-1]) & {2034, 2035}
+
+
+def test_control_tokens_and_padding_are_never_allowed() -> None:
+    added = {token["id"] for token in json.loads((TINY / "tokenizer.json").read_text())["added_tokens"]}
+    one = matcher(of_lark("start: /(?s:.*)/"))
+    everything = set(next_tokens(one))
+    assert everything & added == {EOS, OTHER_EOS} & everything
+    assert max(everything - {OTHER_EOS}) < 2031
+    assert len(everything) > 1700
+    by_number = matcher(of_lark('start: "a" <[2035]> "b"'))
+    by_number.accept(ids("a"))
+    assert next_tokens(by_number) == [EOS, OTHER_EOS]
+
+
+def test_the_released_tokenizer() -> None:
+    """Text of many scripts passes; none of its 1,280 control tokens and no id of the padding is ever allowed."""
+    file = Path(__file__).parents[3] / "shared" / "vectors" / "chat" / "tokenizer.json.gz"
+    if not file.exists():
+        pytest.skip(f"{file} is absent")
+    definition = gzip.decompress(file.read_bytes()).decode()
+    end = 128805  # an added token, outside the model's own entries
+    released = Vocabulary(definition, vocab_size=129280, eos_token_ids=(EOS, end))
+    free = Matcher(released, of_lark("start: /(?s:.*)/"))
+    (mask_V,) = free.masks([])
+    assert mask_V is not None and mask_V[EOS] and mask_V[end]
+    assert int(mask_V[128000:].sum()) == 1 and int(mask_V.sum()) > 120_000
+    choice = "\u4e2d\u6587\uff0c\U0001f600 na\u00efve <\uff5cUser\uff5c></think>"
+    one = Matcher(released, of_lark(f"start: C\nC: {json.dumps(choice)}"))
+    output: list[int] = []
+    while EOS not in output:
+        (mask_V,) = one.masks([])
+        assert mask_V is not None
+        output.append(int(mask_V.nonzero()[0]))
+        one.accept(output[-1:])
+    assert Tokenizer.from_str(definition).decode(output[:-1], skip_special_tokens=False) == choice
+
+
+# ---- ends ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_end() -> None:
+    one = matcher(of_lark("start: /ab?/"))
+    assert not {EOS, OTHER_EOS} & set(next_tokens(one))
+    one.accept(ids("a"))
+    assert set(next_tokens(one)) == {*ids("b"), EOS, OTHER_EOS}
+    assert one.keep([EOS]) == 1 and one.keep([*ids("b"), EOS, *ids("b")]) == 2
+    behind = one.masks([*ids("b"), OTHER_EOS])
+    assert [allowed(mask_V) for mask_V in behind[1:]] == [[EOS, OTHER_EOS]] * 2
+    one.accept(ids("b"))
+    assert next_tokens(one) == [EOS, OTHER_EOS]
+    one.accept([OTHER_EOS])
+    assert next_tokens(one) == [EOS, OTHER_EOS], "with ignore_eos the text must stay what it is"
+    assert one.failure is None
+
+
+def test_reasoning_is_free_and_only_its_first_end_counts() -> None:
+    one = matcher(of_lark('start: "a"', after=THINK_END))
+    one.accept([5, 0, 2034, *ids("{ ]")])
+    assert one.masks([9, EOS]) == [None, None, None]
+    one.accept([THINK_END])
+    assert next_tokens(one) == ids("a")
+    assert one.keep([THINK_END]) == 0
+    at_once = matcher(of_lark('start: "a"'))
+    assert next_tokens(at_once) == ids("a")
+
+
+# ---- failures ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grammar", ["start: b", 'start: "a" </think>', "{", "start: start", "\x00"])
+def test_a_grammar_that_is_none_lets_the_request_end(grammar: str) -> None:
+    """The engine refuses these at its door; if one came through, it would cost its own request only."""
+    one = matcher(Constraint(grammar=grammar, after=THINK_END))
+    assert one.masks([7]) == [None, None]
+    one.accept([7, THINK_END])
+    assert next_tokens(one) == [EOS, OTHER_EOS]
+    assert one.failure and "\n" not in one.failure
+    one.accept([EOS])
+    assert one.masks([]) and one.failure
+
+
+def test_a_limit_ends_the_text_and_drafts_alone_do_not_meet_it() -> None:
+    """Which of 900 optional keys comes next is more than llguidance looks at in one step; a number instead is not."""
+    wide = {"type": "object", "properties": {f"k{number}": {} for number in range(900)}}
+    constraint = of_schema({"anyOf": [wide, {"type": "integer"}]})
+    one, other = matcher(constraint), matcher(constraint)
+    for each in (one, other):
+        assert each.keep(ids("{")) == 1
+        assert allowed(each.masks(ids("{"))[1]) == [EOS, OTHER_EOS]
+        assert each.failure is None
+    other.accept(ids("7"))
+    assert {EOS, OTHER_EOS} < set(next_tokens(other))
+    other.accept([EOS])
+    assert other.failure is None
+    one.accept(ids("{"))
+    assert next_tokens(one) == [EOS, OTHER_EOS]
+    assert one.failure and "items" in one.failure
+    assert one.keep([EOS]) == 1 and one.keep(ids("k")) == 0
+
+
+def test_a_token_that_the_grammar_forbids_is_noticed() -> None:
+    one = matcher(of_lark('start: "ab"'))
+    one.accept(ids("x"))
+    assert one.failure
+    early = matcher(of_lark('start: "ab"'))
+    early.accept([EOS])
+    assert early.failure
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        Vocabulary.read(tmp_path, vocab_size=8, eos_token_ids=(1,))
+
+
+def test_the_token_that_begins_it_must_exist() -> None:
+    params = SamplingParams(max_tokens=1, constraint=of_lark('start: "a"', after=VOCAB_SIZE))
+    assert [sentence.split()[0] for sentence in problems(params, VOCAB_SIZE)] == ["constraint"]
+    assert not problems(params, VOCAB_SIZE + 1)
+
+
+# ---- the sampler's part --------------------------------------------------------------------------------------------------
+
+SMALL = 16
+IDS = st.integers(0, SMALL - 1)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sets(IDS, min_size=1),
+    st.fixed_dictionaries(
+        {
+            "temperature": st.sampled_from([0.0, 1e-4, 1.0, 3.0]),
+            "top_k": st.sampled_from([0, 1, 4]),
+            "top_p": st.sampled_from([1.0, 0.5]),
+            "min_p": st.sampled_from([0.0, 0.3]),
+            "repetition_penalty": st.sampled_from([1.0, 1.7]),
+            "presence_penalty": st.sampled_from([0.0, 2.0]),
+            "logit_bias": st.dictionaries(IDS, st.sampled_from([-100.0, 100.0]), max_size=3),
+            "bad_words": st.lists(IDS.map(lambda token: (token,)), max_size=4).map(tuple),
+            "min_tokens": st.sampled_from([0, 9]),
+        }
+    ),
+    st.integers(0, 10**6),
+)
+def test_only_what_is_allowed_is_sampled(tokens: set[int], params: dict[str, Any], seed: int) -> None:
+    mask_V = torch.zeros(SMALL, dtype=torch.bool)
+    mask_V[list(tokens)] = True
+    logits_V = torch.randn(SMALL, generator=torch.Generator().manual_seed(seed)) * 5
+    logits_V[next(iter(set(range(SMALL)) - tokens), 0)] += 300
+    one = SampleRow(
+        params=SamplingParams(max_tokens=10, **params),
+        seed=seed,
+        position=2,
+        prompt=(3,),
+        output=(3, 5),
+        eos_token_ids=(EOS,),
+        allowed_V=mask_V,
+    )
+    (token,) = sample(logits_V.unsqueeze(0), [one])
+    assert token in tokens
+    assert token == sample_plain(logits_V, one)
+    banned = {word[0] for word in params["bad_words"]} | ({EOS} if params["min_tokens"] else set())
+    assert token not in banned or tokens <= banned
+
+
+def test_a_finished_grammar_ends_the_answer_before_min_tokens() -> None:
+    """Case of the docs: min_tokens forbids EOS, the grammar everything else. The answer keeps its form."""
+    one = matcher(of_lark('start: "ab"'))
+    one.accept(ids("ab"))
+    (mask_V,) = one.masks([])
+    params = {"min_tokens": 50, "logit_bias": {EOS: -100.0}, "bad_words": ((OTHER_EOS,),)}
+    assert sample(torch.zeros(1, VOCAB_SIZE), [row(ids("ab"), mask_V, **params)]) == [OTHER_EOS]
+    open_end = matcher(of_lark("start: /a+/"))
+    open_end.accept(ids("a"))
+    (mask_V,) = open_end.masks([])
+    logits_V = torch.zeros(VOCAB_SIZE)
+    logits_V[EOS] = 9
+    assert sample(logits_V.unsqueeze(0), [row(ids("a"), mask_V, min_tokens=5)])[0] not in (EOS, OTHER_EOS)
+    assert sample(logits_V.unsqueeze(0), [row(ids("a"), mask_V)]) == [EOS]

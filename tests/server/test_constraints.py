@@ -1,0 +1,145 @@
+"""``response_format`` and ``structured_outputs``: the right constraint reaches the engine, and the prompt says what it should."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from flashstep.chat import grammar
+from flashstep.chat.encode import Conversation
+from flashstep.request import Constraint, SamplingParams
+from tests.server.conftest import MODEL, Server
+from tests.server.test_errors import CHAT, TEXT, refused
+
+THINK_END = 2035
+ASK = [{"role": "user", "content": "Answer in JSON."}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+BY_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+OUTPUTS = [
+    ({"json": SCHEMA}, grammar.json_schema(SCHEMA)),
+    ({"json": json.dumps(SCHEMA)}, grammar.json_schema(SCHEMA)),
+    ({"json_object": True, "regex": None}, grammar.json_object()),
+    ({"regex": "a+"}, grammar.regex("a+")),
+    ({"choice": ["yes", "no"]}, grammar.choice(["yes", "no"])),
+    ({"grammar": 'root ::= "a"'}, grammar.grammar('root ::= "a"')),
+]
+
+
+def reached(server: Server, name: str) -> Constraint | None:
+    """The constraint of the request that the script ``name`` answered."""
+    data = (server.scripts / f"{name}.params").read_bytes()
+    return msgspec.json.decode(data, type=SamplingParams).constraint
+
+
+def chat(server: Server, name: str, **options: Any) -> Any:
+    """Status, body; the stub answers with a JSON object."""
+    text = '{"a": 1}' if options.get("thinking") else 'hm</think>{"a": 1}'
+    body = {"model": MODEL, "messages": ASK, **server.script(name, text), **options}
+    status, answer = server.post(CHAT, body)
+    assert status == 200, answer
+    assert answer["choices"][0]["message"]["content"] == '{"a": 1}'
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        ({"type": "json_object"}, grammar.json_object()),
+        (BY_SCHEMA, grammar.json_schema(SCHEMA)),
+        ({"type": "json_schema", "json_schema": {"schema": True, "strict": None}}, grammar.json_schema(True)),
+    ],
+)
+@pytest.mark.parametrize("thinking", [True, False])
+def test_response_format(server: Server, form: dict[str, Any], wanted: str, thinking: bool) -> None:
+    switch = {} if thinking else {"thinking": {"type": "disabled"}}
+    answer = chat(server, "format", response_format=form, **switch)
+    after = THINK_END if thinking else None
+    assert reached(server, "format") == Constraint(grammar=wanted, after=after)
+    clean = {
+        key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+        for key, value in form.items()
+    }
+    told = server.encoder.encode(Conversation(messages=ASK, thinking=thinking, response_format=clean))
+    assert "## Response Format:" in told.text
+    assert answer["usage"]["prompt_tokens"] == len(told.ids)
+
+
+@pytest.mark.parametrize("form", [{"type": "text"}, None])
+def test_text_asks_for_nothing(server: Server, form: Any) -> None:
+    answer = chat(server, "text", response_format=form)
+    assert reached(server, "text") is None
+    assert answer["usage"]["prompt_tokens"] == len(server.encoder.encode(Conversation(messages=ASK)).ids)
+
+
+@pytest.mark.parametrize(("outputs", "wanted"), OUTPUTS)
+def test_structured_outputs_of_chats(server: Server, outputs: dict[str, Any], wanted: str) -> None:
+    """They say nothing in the prompt (F28)."""
+    answer = chat(server, "outputs", structured_outputs=outputs)
+    assert reached(server, "outputs") == Constraint(grammar=wanted, after=THINK_END)
+    assert answer["usage"]["prompt_tokens"] == len(server.encoder.encode(Conversation(messages=ASK)).ids)
+
+
+@pytest.mark.parametrize(("outputs", "wanted"), OUTPUTS)
+def test_structured_outputs_of_completions(server: Server, outputs: dict[str, Any], wanted: str) -> None:
+    script = server.script("raw", "a")
+    status, answer = server.post(
+        TEXT, {"prompt": ["x", "y"], "structured_outputs": outputs, "n": 2, **script}
+    )
+    assert status == 200 and len(answer["choices"]) == 4
+    assert reached(server, "raw") == Constraint(grammar=wanted, after=None)
+
+
+def test_the_openai_client(server: Server) -> None:
+    script = server.script("client", 'hm</think>{"a": 1}')
+    stream = server.client.chat.completions.create(
+        model=MODEL, messages=ASK, response_format=BY_SCHEMA, stream=True, extra_body=script
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert json.loads(text) == {"a": 1}
+    made = server.client.completions.create(
+        model=MODEL,
+        prompt="x",
+        extra_body={"structured_outputs": {"regex": "[0-9]+"}, **server.script("client", "7")},
+    )
+    assert made.choices[0].text == "7"
+    assert reached(server, "client") == Constraint(grammar=grammar.regex("[0-9]+"), after=None)
+
+
+def test_what_is_wrong_is_said(server: Server) -> None:
+    def said(path: str, **fields: Any) -> str:
+        prompt = {"messages": ASK} if path == CHAT else {"prompt": "x"}
+        return refused(server, path, {**prompt, **fields})["message"]
+
+    unsupported = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    by_schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": unsupported}}
+    assert 'response_format cannot be enforced: Unimplemented keys: ["uniqueItems"]' in said(
+        CHAT, response_format=by_schema
+    )
+    for path in (CHAT, TEXT):
+        assert "structured_outputs.json cannot be enforced" in said(
+            path, structured_outputs={"json": unsupported}
+        )
+        assert "use structured_outputs" in said(path, guided_json=SCHEMA)
+        assert "exactly one" in said(path, structured_outputs={"regex": "a", "choice": ["a"]})
+    both = said(CHAT, structured_outputs={"regex": "a"}, response_format={"type": "json_object"})
+    assert "send one" in both
+    assert (
+        "response_format"
+        in refused(server, TEXT, {"prompt": "x", "response_format": {"type": "text"}})["message"]
+    )
+
+
+def test_tools_beside_a_form(server: Server) -> None:
+    """A form that no tool call fits would forbid what was offered; with tool_choice none nothing was."""
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    ]
+    error = refused(server, CHAT, {"messages": ASK, "tools": tools, "response_format": BY_SCHEMA})
+    assert error["param"] == "response_format" and "tool_choice" in error["message"]
+    error = refused(server, CHAT, {"messages": ASK, "tools": tools, "structured_outputs": {"regex": "a"}})
+    assert error["param"] == "structured_outputs"
+    chat(server, "none", tools=tools, tool_choice="none", response_format=BY_SCHEMA)
+    assert reached(server, "none") is not None
+    chat(server, "none", tools=tools, response_format={"type": "text"})
+    assert reached(server, "none") is None
