@@ -33,8 +33,10 @@ from train.shape import with_draft
 from train.tiny import LONG_ROW, SHORT_ROW, rate_of
 
 STAGES = 3
-LONG_EVERY = 6  # of the steps, one has long rows
-VISITS = 16  # steps that see one batch, each with its text one iteration further
+LONG_EVERY = 4  # of the steps, one has long rows
+VISITS = (
+    3  # steps that see one batch, each with its text one iteration further; 16 made the confidence too sure
+)
 DECAY_FROM = 0.5
 LOG_EVERY = 20
 SAVE_SECONDS = 60
@@ -230,8 +232,8 @@ def parse() -> tuple[Plan, argparse.Namespace]:
         short, long = Shape(1, 768, 24, 2), None
     else:
         rows = 48 if gpu else 4
-        short = Shape(rows, SHORT_ROW, 128, 16)
-        long = Shape(max(1, rows // 6), LONG_ROW, 768, 8)
+        short = Shape(rows, SHORT_ROW, 128, 12)
+        long = Shape(max(1, rows // 6), LONG_ROW, 768, 6)
     plan = Plan(
         out=o.out,
         steps=o.steps,
