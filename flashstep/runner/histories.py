@@ -18,12 +18,16 @@ ABSENT = -1
 
 @dataclass(kw_only=True, slots=True)
 class History:
-    """One request and the tokens it has so far; the grammar it follows, the drafts proposed behind its newest token, if any."""
+    """One request and the tokens it has so far; the grammar it follows, the drafts proposed behind its newest token, if any.
+
+    ``foreseen`` are the survivals of the drafts verified last, () before the first.
+    """
 
     request: Request
     output: list[int] = field(default_factory=list)
     matcher: Matcher | None = None
     proposal: Proposal | None = None
+    foreseen: tuple[float, ...] = ()
 
     @property
     def length(self) -> int:

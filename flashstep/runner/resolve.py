@@ -70,17 +70,23 @@ def _kept(history: History, drafts: Sequence[int]) -> int:
 
 
 def adapt(resolved: Sequence[Resolved], costs: CostTable) -> list[Resolved]:
-    """Cut the drafts of a step to what is worth verifying (spec/model.md 8.7): the likeliest over all requests."""
+    """Cut the drafts of a step to what is worth verifying (spec/model.md 8.7): the likeliest over all requests.
+
+    How many that is, drawn drafts must not decide themselves (see ``choose``): their last survivals stand for them.
+    """
     drafted = [index for index, item in enumerate(resolved) if item.drafts]
     if not drafted:
         return list(resolved)
-    chances = []
+    chances, foreseen = [], []
     for index in drafted:
-        proposal = resolved[index].history.proposal
+        history = resolved[index].history
+        proposal = history.proposal
         assert proposal is not None
         chances.append(survivals(proposal.confidences[: len(resolved[index].drafts)]))
+        drawn = proposal.logits_KV is not None
+        foreseen.append((history.foreseen or (1.0,) * len(proposal.tokens)) if drawn else chances[-1])
     other_rows = sum(item.span.length - len(item.drafts) for item in resolved)
-    counts = choose(chances, costs, other_rows=other_rows)
+    counts = choose(chances, costs, other_rows=other_rows, foreseen=foreseen)
     result = list(resolved)
     for index, count in zip(drafted, counts, strict=True):
         result[index] = resolved[index].trimmed(count)

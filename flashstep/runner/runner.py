@@ -20,7 +20,7 @@ from flashstep.runner.resolve import Resolved, adapt, resolve
 from flashstep.sampling.constraint import Matcher, Vocabulary
 from flashstep.sampling.logprobs import token_logprobs
 from flashstep.sampling.sampler import SampleRow
-from flashstep.speculate.depth import CostTable
+from flashstep.speculate.depth import CostTable, survivals
 from flashstep.speculate.dspark import Anchor, Drafter
 from flashstep.speculate.verify import Drafted, verify
 from flashstep.step import Span, SpanResult, StepPlan, StepResult
@@ -160,7 +160,9 @@ class ModelRunner:
         for (item, logits_RV), verdict in zip(chosen, verdicts, strict=True):
             history, tokens = item.history, verdict.tokens
             history.output.extend(tokens)
-            history.proposal = None
+            if history.proposal is not None:
+                history.foreseen = survivals(history.proposal.confidences)
+                history.proposal = None
             if history.matcher is not None:
                 history.matcher.accept(tokens)
             count = history.request.params.logprobs

@@ -97,6 +97,14 @@ def draw_drafts(
     return torch.where(warm_R, draw(log_q_RV, noise_RV), logits_RV.argmax(dim=1))
 
 
+def acceptance_uniforms(seeds_R: Tensor, positions_R: Tensor, *, count: int) -> Tensor:
+    """fp64 [R, count], one a draft; ``positions_R`` are the output positions of the requests' newest tokens, as in drawing.
+
+    Not keyed by the drafts' own positions: the block rule looks behind the cut, and the next step comes to these positions again.
+    """
+    return uniforms(seeds_R, positions_R, count=count, purpose=Purpose.ACCEPT)
+
+
 def draw(log_weights_RV: Tensor, noise_RV: Tensor) -> Tensor:
     """Log weights [R, V], which need not sum to 1, and standard Gumbel noise -> int64 [R] (Gumbel-max)."""
     return (log_weights_RV + noise_RV).argmax(dim=1)
@@ -229,7 +237,8 @@ def _by_lot(blocks: Sequence[Block], rates: Sequence[float]) -> list[Verdict]:
     requests = [request for _, request in blocks]
     drafts_RK = _padded_drafts(requests, device=blocks[0][0].device)
     assert drafts_RK.shape[1] <= len(rates)
-    uniforms_RK = _acceptance_uniforms(requests, drafts_RK)
+    seeds_R, positions_R = _keys(requests, device=drafts_RK.device)
+    uniforms_RK = acceptance_uniforms(seeds_R, positions_R - 1, count=drafts_RK.shape[1])
     accepted = accept_synthetic(drafts_RK, rates, uniforms_RK).tolist()
     ending_RV = torch.stack([logits[a] for (logits, _), a in zip(blocks, accepted, strict=True)])
     tokens = sample(ending_RV, [request.rows[a] for request, a in zip(requests, accepted, strict=True)])
@@ -254,7 +263,8 @@ def _by_ratio(blocks: Sequence[Block], rule: RejectionSampleMethod) -> list[Verd
             (count,), request.rows[0].params.temperature, dtype=torch.float64
         )
         log_q_RKV[index, :count] = draft_log_probabilities(draft_logits_KV[:count], temperatures_K)
-    uniforms_RK = _acceptance_uniforms(requests, drafts_RK)
+    seeds_R, positions_R = _keys(requests, device=drafts_RK.device)
+    uniforms_RK = acceptance_uniforms(seeds_R, positions_R - 1, count=drafts_RK.shape[1])
     if rule is RejectionSampleMethod.BLOCK:
         log_scales_RT = block_log_scales(drafts_RK, log_p_RTV, log_q_RKV)
         accepted_R = accept_block(drafts_RK, log_p_RTV, log_q_RKV, uniforms_RK)
@@ -262,7 +272,6 @@ def _by_ratio(blocks: Sequence[Block], rule: RejectionSampleMethod) -> list[Verd
         log_scales_RT = torch.zeros_like(log_p_RTV[:, :, 0])
         accepted_R = accept_standard(drafts_RK, log_p_RTV, log_q_RKV, uniforms_RK)
     log_left_RV = residual(drafts_RK, log_p_RTV, log_q_RKV, accepted_R, log_scales_RT=log_scales_RT)
-    seeds_R, positions_R = _keys(requests, device=device)
     tokens = draw(log_left_RV, gumbel(seeds_R, positions_R + accepted_R, count=vocabulary)).tolist()
     return [
         _verdict(request, a, token=token)
@@ -279,12 +288,6 @@ def _keys(requests: Sequence[Drafted], *, device: torch.device) -> tuple[Tensor,
     seeds = [request.rows[0].seed for request in requests]
     positions = [request.rows[0].position for request in requests]
     return torch.tensor(seeds, device=device), torch.tensor(positions, device=device)
-
-
-def _acceptance_uniforms(requests: Sequence[Drafted], drafts_RK: Tensor) -> Tensor:
-    """fp64 [R, K], one a draft, keyed by the newest token's position: a later step may look at the same output position again."""
-    seeds_R, positions_R = _keys(requests, device=drafts_RK.device)
-    return uniforms(seeds_R, positions_R - 1, count=drafts_RK.shape[1], purpose=Purpose.ACCEPT)
 
 
 def _padded_drafts(requests: Sequence[Drafted], *, device: torch.device) -> Tensor:

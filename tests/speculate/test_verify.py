@@ -21,7 +21,9 @@ from flashstep.speculate.verify import (
     accept_points,
     accept_standard,
     accept_synthetic,
+    acceptance_uniforms,
     block_log_thresholds,
+    draft_log_probabilities,
     residual,
 )
 from tests.speculate.laws import accept, scales
@@ -131,7 +133,7 @@ def test_equals_the_plain_twin(seed: int) -> None:
 def test_points_and_lots_equal_the_plain_twin(seed: int) -> None:
     generator = np.random.default_rng(seed)
     drafts_RK = torch.tensor(generator.integers(ABSENT, 3, size=(20, 5)))
-    targets_RT = torch.tensor(generator.integers(0, 2, size=(20, 6)))
+    targets_RT = torch.tensor(generator.integers(ABSENT, 2, size=(20, 6)))  # padding is -1 too
     uniforms_RK = torch.tensor(generator.random((20, 5)))
     rates = sorted(generator.random(5) * (generator.random(5) < 0.8), reverse=True)
     points = [plain.accept_points(d, t) for d, t in zip(drafts_RK.tolist(), targets_RT.tolist(), strict=True)]
@@ -208,6 +210,22 @@ def test_a_small_difference_is_not_lost() -> None:
     assert left[0].double().exp().item() == pytest.approx(exact[0].item(), rel=1e-6)
     assert left[1] == NEVER
     assert left[2].double().exp().item() == pytest.approx(9e-31, rel=1e-4)
+
+
+def test_what_drafts_are_drawn_from() -> None:
+    """q is the softmax of logits over the request's temperature, in fp32 whatever their offset."""
+    logits_RV = torch.tensor([[1.0, 2.0, -3.0], [0.5, 0.5, 4.0]]) + 7.3
+    temperatures_R = torch.tensor([0.5, 1.6])
+    exact = torch.softmax(logits_RV.double() / temperatures_R.double().unsqueeze(1), dim=1)
+    log_q_RV = draft_log_probabilities(logits_RV, temperatures_R)
+    assert log_q_RV.dtype == torch.float32 and torch.allclose(log_q_RV.double().exp(), exact, rtol=1e-6)
+
+
+def test_no_two_verdicts_share_a_number() -> None:
+    """Steps behind one another look at the same output positions: each draft of each step has a uniform of its own."""
+    newest_R = torch.arange(30)
+    numbers = acceptance_uniforms(torch.full((30,), 8), newest_R, count=5)
+    assert numbers.unique().numel() == 150
 
 
 def test_rows_do_not_depend_on_one_another() -> None:

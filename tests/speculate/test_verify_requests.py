@@ -11,7 +11,15 @@ from flashstep.request import SamplingParams
 from flashstep.sampling.plain import kept_tokens
 from flashstep.sampling.sampler import SampleRow, adjust_, sample
 from flashstep.speculate import verify as module
-from flashstep.speculate.verify import ABSENT, Drafted, Verdict, draw_drafts, verify
+from flashstep.speculate.verify import (
+    ABSENT,
+    Drafted,
+    Verdict,
+    accept_synthetic,
+    acceptance_uniforms,
+    draw_drafts,
+    verify,
+)
 from tests.speculate.laws import Chain, chi_square, sequences
 
 STANDARD, BLOCK, SYNTHETIC = (
@@ -170,6 +178,18 @@ def test_greedy_ignores_the_draft_distribution() -> None:
         assert run(chain, p, [1, 2], length=15, k=4, propose=drawing(draft, 0.0), rule=rule)[0] == expected
 
 
+@pytest.mark.parametrize("rule", [STANDARD, BLOCK])
+def test_behind_drafts_that_all_stood_comes_the_token_of_the_seed(rule: RejectionSampleMethod) -> None:
+    """Drafts from the target itself always stand, and the one more is what the sampler draws at its position."""
+    chain, p = Chain(6, 3, seed=1), params(temperature=0.8)
+    drafts_NK, logits_NKV = drawing(chain, 0.8)([[3]] * 50, list(range(50)), 4)
+    for seed, drafts in enumerate(drafts_NK.tolist()):
+        request = drafted(p, seed, [3], drafts, logits_NKV[seed])
+        logits_TV = logits_of(chain, [r.output for r in request.rows])
+        (verdict,) = verify(logits_TV, [request], rule=rule)
+        assert verdict == Verdict(tokens=(*drafts, *sample(logits_TV[4:], [request.rows[4]])), accepted=4)
+
+
 # ---- the law of a sequence ------------------------------------------------------------------------------------------------
 
 
@@ -302,6 +322,24 @@ def test_lots_take_what_was_proposed() -> None:
             (verdict,) = verify(logits_TV, [request], rule=SYNTHETIC, acceptance_rates=rates)
             own = sample(logits_TV[count : count + 1], [request.rows[count]])
             assert verdict == Verdict(tokens=(*request.drafts[:count], *own), accepted=count)
+
+
+def test_lots_are_keyed_by_the_newest_token() -> None:
+    """Requests at other seeds and positions: each stands as deep as its own numbers say, whichever drafts it has."""
+    chain, rates = Chain(6, 3, seed=1), (0.9, 0.7, 0.5, 0.3, 0.2)
+    outputs = [[n % 6] * (1 + n % 7) for n in range(60)]
+    requests = [drafted(params(), n, output, [0, 1, 2, 3, 4], None) for n, output in enumerate(outputs)]
+    verdicts = verify(
+        logits_of(chain, [r.output for q in requests for r in q.rows]),
+        requests,
+        rule=SYNTHETIC,
+        acceptance_rates=rates,
+    )
+    newest_R = torch.tensor([len(output) - 1 for output in outputs])
+    numbers = acceptance_uniforms(torch.arange(60), newest_R, count=5)
+    assert [verdict.accepted for verdict in verdicts] == accept_synthetic(
+        torch.zeros(60, 5, dtype=torch.int64), rates, numbers
+    ).tolist()
 
 
 def test_lots_are_drawn_anew_in_each_step() -> None:
