@@ -37,8 +37,11 @@ class Resolved:
         return Resolved(span=span, history=self.history, drafts=self.drafts[:count])
 
 
-def resolve(span: Span, slots: Slots, *, max_model_len: int) -> Resolved | None:
-    """The rows of ``span``; None if it has none, because its request has all the tokens it may have."""
+def resolve(span: Span, slots: Slots, *, max_model_len: int, by_ratio: bool = False) -> Resolved | None:
+    """The rows of ``span``; None if it has none, because its request has all the tokens it may have.
+
+    ``by_ratio``: drawn drafts are judged by a ratio test (and not by lot).
+    """
     history = slots.holder(span.slot)
     if span.drafts is None:
         return Resolved(span=span, history=history)
@@ -48,7 +51,7 @@ def resolve(span: Span, slots: Slots, *, max_model_len: int) -> Resolved | None:
     drafts: tuple[int, ...] = ()
     if span.drafts and history.proposal is not None:
         drafts = history.proposal.tokens[: min(span.drafts, room - 1)]
-        drafts = drafts[: _kept(history, drafts)]
+        drafts = drafts[: _kept(history, drafts, by_ratio=by_ratio)]
     exact = msgspec.structs.replace(
         span, start=history.length - 1, length=1 + len(drafts), drafts=len(drafts)
     )
@@ -56,17 +59,18 @@ def resolve(span: Span, slots: Slots, *, max_model_len: int) -> Resolved | None:
     return Resolved(span=exact, history=history, drafts=drafts)
 
 
-def _kept(history: History, drafts: Sequence[int]) -> int:
+def _kept(history: History, drafts: Sequence[int], *, by_ratio: bool) -> int:
     """How many of ``drafts`` are worth a row: those that the grammar allows.
 
-    A drawn draft that it forbids has p = 0 and must be seen to be REJECTED, or the token in its place would come from p, not from
-    what p leaves of q; so it is kept, as the last one.
+    A drawn draft that it forbids has p = 0 and must be seen to be REJECTED by the ratio test, or the token in its place would come
+    from p, not from what p leaves of q; so it is kept, as the last one.
     """
     if history.matcher is None or not drafts:
         return len(drafts)
     assert history.proposal is not None
     kept = history.matcher.keep(drafts)
-    return min(kept + 1, len(drafts)) if history.proposal.logits_KV is not None else kept
+    drawn = by_ratio and history.proposal.logits_KV is not None
+    return min(kept + 1, len(drafts)) if drawn else kept
 
 
 def adapt(resolved: Sequence[Resolved], costs: CostTable) -> list[Resolved]:

@@ -130,7 +130,16 @@ class ModelRunner:
         return Matcher(self._vocabulary, request.params.constraint)
 
     def _resolve(self, plan: StepPlan) -> list[Resolved]:
-        found = (resolve(span, self._slots, max_model_len=self._facts.max_model_len) for span in plan.spans)
+        speculation = self._facts.speculation
+        found = (
+            resolve(
+                span,
+                self._slots,
+                max_model_len=self._facts.max_model_len,
+                by_ratio=speculation is not None and not speculation.synthetic,
+            )
+            for span in plan.spans
+        )
         resolved = [item for item in found if item is not None]
         return resolved if self._costs is None else adapt(resolved, self._costs)
 
