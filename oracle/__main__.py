@@ -2,7 +2,7 @@
 
 Takes a checkpoint folder and a JSON list of token ids; writes ``logits`` fp32 [T, V] and ``ids`` int64 [T]. With
 ``--draft-at N [N ...]`` it also drafts after each given number n of committed tokens, 1 to T (``all``: 1 to T - 1): the anchor
-is token n of the list, or, for n = T, the most probable next token. This adds, for M anchors and K slots,
+is token n of the list, or, for n = T, the most probable next token. This adds, for M anchors and K places,
 ``draft_positions`` int64 [M], ``draft_tokens`` int64 [M, K + 1] (the anchor first, then the greedy chain),
 ``draft_logits`` fp32 [M, K, V] (with the Markov bias) and ``draft_confidence`` fp32 [M, K] (before the sigmoid).
 """

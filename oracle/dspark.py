@@ -1,14 +1,14 @@
 """The DSpark draft as one differentiable forward, from spec/model.md 8.1 to 8.4 alone: no cache, no serving code.
 
 Takes features of a backbone forward (``features`` of its trace) and M anchors, each a sequence and a position in it; gives
-base logits of all K slots, then Markov logits and confidences for given or greedily chained previous tokens. Thousands of
+base logits of all K places, then Markov logits and confidences for given or greedily chained previous tokens. Thousands of
 anchors over the same rows cost one batch. Rounding points and ops are those of ``oracle.model``, and these:
 11. features     b(mean over streams), from the streams at the entry of a target layer's attention (after Engram)
 12. context      mx = rms(LIN8 F), op 2 and 1; key = rope(rms(LIN8 mx)), then Q8 where the tier quantises its cache
 13. base logits  f(head . rms(y)), y the collapsed streams (b); bias = f(markov head . em); L = f(base + bias)
 14. confidence   f(proj . concat(y, em)), before the sigmoid
 
-Legend, besides ``oracle.model``'s: M anchors, K slots of a block, W window, G width of the features (targets x D).
+Legend, besides ``oracle.model``'s: M anchors, K places of a block, W window, G width of the features (targets x D).
 """
 
 import math
@@ -137,7 +137,7 @@ def draft(
 def markov(
     config: ModelConfig, weights: Weights, block: Block, previous_MK: Tensor, *, numerics: Numerics
 ) -> tuple[Tensor, Tensor]:
-    """Logits [M, K, V] and confidences [M, K] (before the sigmoid), both fp32, given the token before each slot (8.4)."""
+    """Logits [M, K, V] and confidences [M, K] (before the sigmoid), both fp32, given the token before each place (8.4)."""
     last = f"mtp.{config.num_nextn_predict_layers - 1}"
     em = weights[f"{last}.markov_head.embed.weight"][previous_MK].to(numerics.values)
     bias = contract(em, weights[f"{last}.markov_head.head.weight"], numerics, torch.float32)
@@ -149,11 +149,11 @@ def markov(
 def chain(
     config: ModelConfig, weights: Weights, block: Block, token_M: Tensor, *, numerics: Numerics
 ) -> Drafts:
-    """Greedy drafts: each slot's most probable token (ties: lowest id) is the next slot's previous one."""
+    """Greedy drafts: each place's most probable token (ties: lowest id) is the next place's previous one."""
     tokens, logits, confidence = [token_M], [], []
-    for slot in range(config.dspark_block_size):
+    for place in range(config.dspark_block_size):
         part = Block(
-            base_MKV=block.base_MKV[:, slot, None], hidden_MKD=block.hidden_MKD[:, slot, None], routes=()
+            base_MKV=block.base_MKV[:, place, None], hidden_MKD=block.hidden_MKD[:, place, None], routes=()
         )
         scores, sure = markov(config, weights, part, tokens[-1][:, None], numerics=numerics)
         logits.append(scores)
@@ -194,7 +194,7 @@ class _Draft:
         table = rope_table(self.frequencies, position_MK)
         row_MW = anchors.position[:, None] + torch.arange(-c.sliding_window, 0, device=device)
         seen = torch.cat((row_MW >= start_M[:, None], torch.ones_like(position_MK, dtype=torch.bool)), 1)
-        place_MW = anchors.sequence[:, None] * total + row_MW.clamp(min=0)
+        context_MW = anchors.sequence[:, None] * total + row_MW.clamp(min=0)
 
         ids = torch.full_like(position_MK, c.dspark_noise_token_id)
         ids[:, 0] = anchors.token
@@ -205,7 +205,7 @@ class _Draft:
         for layer in range(c.num_nextn_predict_layers):
             name = f"mtp.{layer}"
             context = self._key(mx, name, context_table).flatten(0, 1)
-            context = context.index_select(0, place_MW.flatten()).unflatten(0, place_MW.shape)
+            context = context.index_select(0, context_MW.flatten()).unflatten(0, context_MW.shape)
             streams, read = self._layer(name, streams, read, context=context, seen=seen, table=table)
         y = f.collapse(streams, read, n)
         normed = self._norm(y, f"mtp.{c.num_nextn_predict_layers - 1}.norm.weight")

@@ -19,6 +19,9 @@ _EXPERT = re.compile(r"\.ffn\.experts\.(\d+)\.")
 
 def draft_kinds(c: ModelConfig) -> dict[str, Kind]:
     """Every stack of the draft, by a short key (spec/model.md 11)."""
+    assert c.dspark_n_routed_experts <= c.n_routed_experts, (
+        "the draft's experts start as the backbone's first ones"
+    )
     pattern = next(s for s in c.layers if s.role is Role.WINDOW and not s.has_engram)
     prefix = f"layers.{pattern.index}."
     stages, d, rank = c.num_nextn_predict_layers, c.hidden_size, c.dspark_markov_rank

@@ -38,7 +38,7 @@ def frozen(weights: Mapping[str, Tensor], device: torch.device) -> dict[str, Ten
 
 
 class Blocks(NamedTuple):
-    """Anchors of a batch: ``rows`` int64 [M, K] into the flattened [B x T], ``used`` bool [M, K] slots that count."""
+    """Anchors of a batch: ``rows`` int64 [M, K] into the flattened [B x T], ``used`` bool [M, K] places that count."""
 
     anchors: Anchors
     rows: Tensor
@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
 
 
 def pick(allowed_BT: Tensor, taught_BT: Tensor, ids_BT: Tensor, *, count: int, block: int) -> Blocks:
-    """``count`` random anchors in each row of tokens; a slot counts while its own row and all before it are taught."""
+    """``count`` random anchors in each row of tokens; a place counts while its own row and all before it are taught."""
     batch, total = ids_BT.shape
     lot = torch.rand(ids_BT.shape, device=ids_BT.device) + allowed_BT
     position = lot.topk(count, dim=-1).indices
@@ -65,7 +65,7 @@ def pick(allowed_BT: Tensor, taught_BT: Tensor, ids_BT: Tensor, *, count: int, b
 
 
 def draft_loss(logits: Tensor, confidence: Tensor, target: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean over the used slots of KL(target, draft) + (1 - sum min(p, q)) + 0.3 BCE(confidence, sum min(p, q)).
+    """Mean over the used places of KL(target, draft) + (1 - sum min(p, q)) + 0.3 BCE(confidence, sum min(p, q)).
 
     Logits [N, V], confidence [N] (before the sigmoid) and ``used`` [N], fp32; also the acceptances [N] and the three terms.
     """
@@ -242,6 +242,6 @@ def _length(accepted: Tensor, used: Tensor) -> Tensor:
 
 
 def _shares(texts: Texts, blocks: Blocks, settled: Tensor) -> Tensor:
-    """[2]: share of the slots that count, and of the model's own rows that are settled."""
+    """[2]: share of the places that count, and of the model's own rows that are settled."""
     own = texts.own.float()
     return torch.stack((blocks.used.float().mean(), (settled * own).sum() / own.sum().clamp(min=1)))

@@ -34,9 +34,7 @@ from train.tiny import LONG_ROW, SHORT_ROW, rate_of
 
 STAGES = 3
 LONG_EVERY = 4  # of the steps, one has long rows
-VISITS = (
-    3  # steps that see one batch, each with its text one iteration further; 16 made the confidence too sure
-)
+VISITS = 3  # steps that see one batch, each with its text one iteration further; a short run with 16 was far too sure of itself
 DECAY_FROM = 0.5
 LOG_EVERY = 20
 SAVE_SECONDS = 60

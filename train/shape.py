@@ -47,6 +47,7 @@ SMOKE: dict[str, Any] = TINY | {
     "q_lora_rank": 64,
     "o_groups": 2,
     "n_routed_experts": 4,
+    "dspark_n_routed_experts": 4,
     "moe_intermediate_size": 64,
     "engram_vocab_size": 503,
     "index_topk": 16,

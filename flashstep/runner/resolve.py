@@ -62,8 +62,8 @@ def resolve(span: Span, slots: Slots, *, max_model_len: int, by_ratio: bool = Fa
 def _kept(history: History, drafts: Sequence[int], *, by_ratio: bool) -> int:
     """How many of ``drafts`` are worth a row: those that the grammar allows.
 
-    A drawn draft that it forbids has p = 0 and must be seen to be REJECTED by the ratio test, or the token in its place would come
-    from p, not from what p leaves of q; so it is kept, as the last one.
+    A drawn draft that it forbids has p = 0 and must be seen to be REJECTED by the ratio test, or the token in its place would
+    come from p, not from what p leaves of q; so it is kept, as the last one.
     """
     if history.matcher is None or not drafts:
         return len(drafts)

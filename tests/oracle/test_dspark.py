@@ -75,7 +75,7 @@ def prompt(name: str, mode: str, length: int) -> Tensor:
 
 
 def distances(got: Drafts, logits: np.ndarray, confidence: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Per anchor: the largest relative distance of a slot's logits, the largest difference of a confidence."""
+    """Per anchor: the largest relative distance of a place's logits, the largest difference of a confidence."""
     want = torch.tensor(logits)
     relative = (got.logits_MKV - want).norm(dim=-1) / want.norm(dim=-1)
     return relative.amax(1), (got.confidence_MK - torch.tensor(confidence)).abs().amax(1)
@@ -191,10 +191,10 @@ def _causal(call: dspark.Attention) -> Tensor:
     """A mutant: the block sees only itself and what came before."""
     m, k = call.q_MKHC.shape[:2]
     pieces = []
-    for slot in range(k):
+    for place in range(k):
         seen = call.seen_MN.clone()
-        seen[:, seen.shape[1] - k + slot + 1 :] = False
-        one = replace(call, q_MKHC=call.q_MKHC[:, slot : slot + 1], seen_MN=seen)
+        seen[:, seen.shape[1] - k + place + 1 :] = False
+        one = replace(call, q_MKHC=call.q_MKHC[:, place : place + 1], seen_MN=seen)
         pieces.append(dspark.attend(one))
     assert pieces[0].shape[0] == m
     return torch.cat(pieces, 1)

@@ -129,7 +129,7 @@ def test_teacher_forcing_marks_each_case(cases: list[Case]) -> None:
 
 def test_the_shipped_weights_are_trained_and_small() -> None:
     """A few held-out cases of each kind through the oracle at tier N2 (the scores proper: the model card)."""
-    assert sum(file.stat().st_size for file in TINY.iterdir()) <= 16.4e6
+    assert sum(file.stat().st_size for file in TINY.iterdir()) < 20e6  # with the draft
     shipped = checkpoint.load(TINY)
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     chosen = problem_cases(3) + call_cases(2) + recall_cases(1, tokenizer, Corpus.builtin(), length=600)
