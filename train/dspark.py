@@ -27,7 +27,6 @@ from train.draft_score import cases_by_task, evaluate, pack
 from train.draft_step import STATISTICS, DraftTrainer
 from train.functions import compiler
 from train.loader import Loader
-from train.picture import Line, write_chart
 from train.rollout import Texts, texts_of
 from train.shape import with_draft
 from train.tiny import LONG_ROW, SHORT_ROW, rate_of
@@ -188,25 +187,25 @@ class Run:
 
 def draw(out: Path, scores: dict[str, Any], curve: list[tuple[int, float]]) -> None:
     """``reliability.svg`` and ``training.svg``."""
+    import matplotlib.pyplot as plt  # an optional dependency: only training draws
+
     bins = scores["reliability"]
-    lines = [
-        Line("stood, greedy drafts", [(b["confidence"], b["stood"]) for b in bins], dots=True),
-        Line("sum of min(p, q), what it was trained on", [(b["confidence"], b["overlap"]) for b in bins]),
-        Line("perfect", [(0, 0), (1, 1)]),
-    ]
-    write_chart(
-        out / "reliability.svg",
-        lines,
-        across="confidence, by tenths",
-        up="share accepted",
-        x=(0, 1),
-        y=(0, 1),
+    confidence = [b["confidence"] for b in bins]
+    figure, axis = plt.subplots(figsize=(6, 4.5))
+    axis.plot(confidence, [b["stood"] for b in bins], "o-", label="stood, greedy drafts")
+    axis.plot(
+        confidence, [b["overlap"] for b in bins], ".-", label="sum of min(p, q), what it was trained on"
     )
-    last = max(1, curve[-1][0])
-    write_chart(
-        out / "training.svg", [Line("short rows", curve)], across="step",
-        up="expected tokens a step (teacher-forced)", x=(0, last), y=(1, 6),
-    )  # fmt: skip
+    axis.plot([0, 1], [0, 1], "--", color="grey", linewidth=0.8, label="perfect")
+    axis.set(xlabel="confidence, mean of a tenth", ylabel="share accepted", xlim=(0, 1), ylim=(0, 1))
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(out / "reliability.svg")
+    figure, axis = plt.subplots(figsize=(8, 4.5))
+    axis.plot(*zip(*curve, strict=True), linewidth=0.8)
+    axis.set(xlabel="step", ylabel="expected tokens a step, teacher-forced (short rows)", ylim=(1, 6))
+    figure.tight_layout()
+    figure.savefig(out / "training.svg")
 
 
 def parse() -> tuple[Plan, argparse.Namespace]:

@@ -53,49 +53,41 @@ def tokens(of: Engine, items: Sequence[Request]) -> dict[str, tuple[int, ...]]:
 # ---- exactness -----------------------------------------------------------------------------------------------------------
 
 
-def arms(depths: Sequence[int]) -> Iterator[tuple[str, SpeculativeOptions, tuple[float, ...]]]:
-    """Name, options, and the temperatures at which the tokens must be plain decoding's."""
-    for k in depths:
-        for method, rules, temperatures in ((POINTS, RULES, (0.0, 1.0)), (DRAWN, RULES, (0.0,))):
-            for rule in rules:
+def arms(depths: Sequence[int]) -> Iterator[tuple[str, SpeculativeOptions]]:
+    """Name and options of every method at every k, the deepest first."""
+    for k in sorted(depths, reverse=True):
+        for method in (POINTS, DRAWN):
+            for rule in RULES:
                 yield (
                     f"k = {k}, {method.value}, {rule.value}",
                     SpeculativeOptions(
                         num_speculative_tokens=k, draft_sample_method=method, rejection_sample_method=rule
                     ),
-                    temperatures,
                 )
 
 
 def exactness(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare every arm with plain decoding."""
-    by_temperature = {
-        t: [item for task in requests(options.count, seed=7, temperature=t).values() for item in task]
-        for t in (0.0, 1.0)
-    }
-    plain = {t: tokens(engine(None), items) for t, items in by_temperature.items()}
-    table = Table("arm", "temperature", "prompts", "tokens", "prompts that differ", "tokens a step", "s")
+    """Compare every arm with plain decoding; drawn drafts keep tokens at temperature 0 only."""
+    t = options.temperature
+    items = [item for task in requests(options.count, seed=7, temperature=t).values() for item in task]
+    plain = tokens(engine(None), items)
+    table = Table("arm", "prompts", "tokens", "prompts that differ", "tokens a step", "s")
     found: dict[str, Any] = {}
-    for name, speculative, temperatures in track(list(arms(options.depths)), console=OUT, description="arms"):
-        for t in temperatures:
-            started = time.monotonic()
-            of = engine(speculative)
-            answers = tokens(of, by_temperature[t])
-            of.check_integrity()
-            wrong = [key for key, answer in answers.items() if answer != plain[t][key]]
-            length = _length(of.stats().acceptance)
-            count = sum(map(len, answers.values()))
-            table.add_row(
-                name,
-                str(t),
-                str(len(answers)),
-                str(count),
-                str(len(wrong)),
-                f"{length:.2f}",
-                f"{time.monotonic() - started:.0f}",
-            )
-            OUT.print(f"{name}, T = {t}: {len(wrong)} of {len(answers)} differ {wrong[:5]}")
-            found[f"{name}, {t}"] = {"prompts": len(answers), "tokens": count, "wrong": wrong}
+    for name, speculative in arms(options.depths):
+        if t > 0 and speculative.draft_sample_method is DRAWN:
+            continue
+        started = time.monotonic()
+        of = engine(speculative)
+        answers = tokens(of, items)
+        of.check_integrity()
+        wrong = [key for key, answer in answers.items() if answer != plain[key]]
+        seconds, length = time.monotonic() - started, _length(of.stats().acceptance)
+        count = sum(map(len, answers.values()))
+        table.add_row(name, str(len(answers)), str(count), str(len(wrong)), f"{length:.2f}", f"{seconds:.0f}")
+        OUT.print(
+            f"{name}: {len(wrong)} of {len(answers)} differ {wrong[:5]}, {count} tokens, {seconds:.0f} s"
+        )
+        found[name] = {"prompts": len(answers), "tokens": count, "wrong": wrong}
     OUT.print(table)
     return found
 

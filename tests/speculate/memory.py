@@ -10,7 +10,10 @@ from flashstep.cache.pool import CachePool
 from flashstep.config.engine import EngineConfig
 from flashstep.engine.engine import Engine
 from flashstep.runner import build
+from flashstep.runner.histories import History
 from flashstep.runner.runner import ModelRunner
+
+RECENT = 24
 
 
 class Memory:
@@ -35,14 +38,28 @@ class Memory:
     def engine(self) -> Engine:
         return Engine(self.runner, seed=0)
 
-    def settled(self, slot: int, *, layers: range) -> dict[tuple, bytes]:
-        """Records of every row that has run on a token that stands: windows, entries, index keys, and an open pair's half.
+    def lengths(self) -> dict[int, int]:
+        """Tokens of each running request, by seed."""
+        return {history.request.params.seed: history.length for _, history in self._running()}
 
-        Keys say what a record is; its bytes are final, whenever and by however many drafts it was written.
+    def settled(self, *, layers: range) -> dict[int, dict[tuple, bytes]]:
+        """By seed, records of rows that have run on a token that stands: windows, entries, index keys, an open pair's half.
+
+        Keys say what a record is; its bytes are final, whenever and by however many drafts it was written. Of the entries, which
+        grow with a sequence, those of the last ``RECENT`` tokens, and all of them now and then.
         """
-        history, slots = self.runner._slots.holder(slot), self.runner._slots
-        size, rows = self.pool.block_size, history.length - 1  # the newest token has not run
-        window = self.runner.facts.sliding_window
+        return {
+            history.request.params.seed: self._of(slot, history.length - 1, layers=layers)
+            for slot, history in self._running()
+        }
+
+    def _running(self) -> list[tuple[int, History]]:
+        holders = enumerate(self.runner._slots._holders)
+        return [(slot, history) for slot, history in holders if history is not None]
+
+    def _of(self, slot: int, rows: int, *, layers: range) -> dict[tuple, bytes]:
+        """``rows``: the newest token has not run."""
+        slots, size, window = self.runner._slots, self.pool.block_size, self.runner.facts.sliding_window
         found: dict[tuple, bytes] = {}
         for layer in layers:
             for position in range(max(rows - window, 0), rows):
@@ -50,9 +67,10 @@ class Memory:
                 found["window", layer, position] = _record(
                     planes, int(slots.window_blocks[slot, position // size]), position % size
                 )
+        first = 0 if rows % 8 == 0 else max(rows - RECENT, 0)
         for source, ratio in self.pool._groups.sources:
             view = self.pool.source(source)
-            for entry in range(rows // ratio):
+            for entry in range(first // ratio, rows // ratio):
                 block, place = divmod(entry * ratio, size)
                 for kind, planes in (("entry", view.compressed), ("key", view.index_keys)):
                     found[kind, source, entry] = _record(

@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -21,10 +22,10 @@ from train.dialogue import Encoder, render
 from train.draft_parameters import draft_kinds
 from train.draft_score import reliability, walk
 from train.draft_step import DraftTrainer, draft_loss, pick
+from train.dspark import draw
 from train.export import export, export_draft
 from train.functions import no_compile
 from train.parameters import Parameters
-from train.picture import Line, write_chart
 from train.rollout import EOS_ID, Texts, advance, last_answers, sample, texts_of
 from train.shape import SMOKE, config_json, with_draft
 
@@ -253,11 +254,11 @@ def test_reliability_groups_by_tenths() -> None:
     ]
 
 
-def test_a_chart_is_an_svg_with_its_points(tmp_path: Path) -> None:
-    file = tmp_path / "a.svg"
-    write_chart(file, [Line("x", [(0, 0), (1, 1)], dots=True)], across="a", up="b", x=(0, 1), y=(0, 1))
-    text = file.read_text(encoding="utf-8")
-    assert text.startswith("<svg") and text.count("<circle") == 2 and "52.0,308.0" in text
+def test_the_pictures_are_drawn(tmp_path: Path) -> None:
+    scores = {"reliability": reliability(np.array([[0.05, 0, 0.1], [0.95, 1, 0.9]]))}
+    draw(tmp_path, scores, [(0, 1.0), (20, 4.5)])
+    for name in ("reliability.svg", "training.svg"):
+        assert ElementTree.parse(tmp_path / name).getroot().tag.endswith("svg")
 
 
 # ---- the shipped draft ----------------------------------------------------------------------------------------------
