@@ -21,6 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 help:
 	@echo "make serve   serve the embedded tiny model on http://$(HOST):$(PORT)/v1  (MODEL=path PORT=8000 ARGS='...')"
 	@echo "make test    everything CI runs: format, lint, types, import contracts, all CPU tests"
+	@echo "make test-gpu  on a machine with a CUDA device and a CUDA build of torch: the engine and the kernels there"
 	@echo "make check   the same without the slow tests"
 	@echo "make fmt     format and fix what can be fixed"
 	@echo "make clean   remove the environment and every build output"
@@ -30,6 +31,9 @@ serve: $(VENV)/.installed
 
 test: lint $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/pytest -m gpu -s tests/e2e/test_gpu.py tests/kernels $(PYTEST_ARGS)
 
 check: lint $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not gpu and not gpus and not slow" $(PYTEST_ARGS)

@@ -60,6 +60,7 @@ class CachePool:
             # not cleared: nothing unwritten is ever read (tests poison it), and a pool costs memory only as it fills
             return torch.empty(count, size, dtype=torch.uint8, device=device)
 
+        self.device = device
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_window_blocks = num_window_blocks

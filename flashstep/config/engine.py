@@ -37,4 +37,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     hit_policy: HitPolicy = HitPolicy.EXACT
     engram_table: str = "memory"
     speculative: SpeculativeOptions | None = None
+    device: str = "auto"  # "cpu", "cuda", or "auto": a CUDA device where there is one
     kernels: str = "auto"  # "auto" or "reference"; one op is forced by "reference:<family>.<op>"

@@ -50,6 +50,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """where the Engram rows live: loaded, memory-mapped on disk, or in pinned host memory"""
     speculative_config: str | None = None
     """speculation with the checkpoint's draft, as a JSON object of vLLM's fields, '{}' for the defaults (docs/speculation.md)"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """where the model runs; auto: a CUDA device where there is one"""
     kernels: str = "auto"
     """auto, reference (plain torch everywhere), or reference:FAMILY.OP to force one op"""
 
@@ -121,6 +123,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             hit_policy=self.prefix_hit_policy,
             engram_table=self.engram_table,
             speculative=self.speculative(),
+            device=self.device,
             kernels=self.kernels,
         )
 

@@ -191,6 +191,6 @@ def attention_of(
     indexer = indexer_of(spec, config, parameters, f"{prefix}.indexer", ops=ops, view=view)
     if spec.role is Role.REINDEX:
         return ReindexAttention(projections, ops=ops, view=view, indexer=indexer)
-    frequencies = compressed_frequencies(config)
+    frequencies = compressed_frequencies(config).to(pool.device)
     publisher = Publisher(config, parameters, prefix, ops=ops, view=view, frequencies=frequencies)
     return FullAttention(projections, ops=ops, view=view, indexer=indexer, publisher=publisher)

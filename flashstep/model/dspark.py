@@ -108,7 +108,7 @@ class DraftModel:
         last = f"{DRAFT}{stages - 1}"
         self.width = config.dspark_block_size  # places of a block, however few of them are wanted
         self._noise = config.dspark_noise_token_id
-        self._frequencies = window_frequencies(config)
+        self._frequencies = window_frequencies(config).to(pool.device)
         self._norm_rope, self._mhc, self._gemm = ops.norm_rope, ops.mhc, ops.gemm
         self._main = Linear8(parameters, f"{DRAFT}0.main_proj", ops=ops)
         self._main_norm = Norm(parameters, f"{DRAFT}0.main_norm", eps=eps, ops=ops)

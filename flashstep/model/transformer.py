@@ -50,7 +50,7 @@ class Transformer:
         drafts: bool = False,
     ) -> None:
         parameters = Parameters(weights)
-        hashing = EngramHash(config) if config.engram_layer_ids else None
+        hashing = EngramHash(config, pool.device) if config.engram_layer_ids else None
 
         def engram(layer: int) -> EngramInjection | None:
             if hashing is None or layer not in config.engram_layer_ids:
@@ -60,8 +60,8 @@ class Transformer:
 
         self._ops = ops
         self._block_size = pool.block_size
-        self._window_frequencies = window_frequencies(config)
-        self._compressed_frequencies = compressed_frequencies(config)
+        self._window_frequencies = window_frequencies(config).to(pool.device)
+        self._compressed_frequencies = compressed_frequencies(config).to(pool.device)
         self._last_source = config.last_kv_source
         self._embedding = Embedding(config, parameters)
         self._blocks = [

@@ -117,6 +117,12 @@ class QuantTensor:
         """The values in ``dtype``; exact in bf16 and wider."""
         return self.format.dequantise(self.data, self.scale, dtype=dtype)
 
+    def to(self, device: torch.device) -> "QuantTensor":
+        """The same on ``device``."""
+        return QuantTensor(
+            data=self.data.to(device), scale=self.scale.to(device), format=self.format, shape=self.shape
+        )
+
     @property
     def nbytes(self) -> int:
         """Bytes of data and scales."""

@@ -28,6 +28,7 @@ from flashstep.engram.hash import EngramHash
 from flashstep.engram.table import MMAP, EngramTable
 from flashstep.engram.token_map import TokenMap
 from flashstep.kernels import Ops, choose_ops
+from flashstep.kernels.device import memory_bytes, pick_device
 from flashstep.model.transformer import Transformer
 from flashstep.runner.batch import BatchBuilder
 from flashstep.runner.costs import measure
@@ -47,9 +48,11 @@ log = Log("runner.build")
 
 def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> ModelRunner:
     """A runner that is ready for its first plan; ``progress`` hears how far loading has come."""
-    device = torch.device("cpu")
     model = ModelConfig.read(config.model)
     reasons = _option_problems(config)
+    device = torch.device("cpu")
+    with _refusing(reasons):
+        device = pick_device(config.device)
     token_map: TokenMap | None = None
     budget: CacheBudget | None = None
     ops: Ops | None = None
@@ -67,7 +70,7 @@ def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> M
         EngramHash(model)
     with _refusing(reasons):
         budget = plan_cache(model, config)
-        _check_memory(budget, max_num_seqs=config.max_num_seqs)
+        _check_memory(budget, max_num_seqs=config.max_num_seqs, device=device)
     with _refusing(reasons):
         ops = choose_ops(device, kernels=config.kernels)
     if not _option_problems(config):
@@ -98,8 +101,9 @@ def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> M
         num_slots=config.max_num_seqs,
         device=device,
     )
+    weights = {name: weight.to(device) for name, weight in loaded.weights.items()}
     transformer = Transformer(
-        model, loaded.weights, ops=ops, pool=pool, engram_tables=tables, drafts=speculates is not None
+        model, weights, ops=ops, pool=pool, engram_tables=tables, drafts=speculates is not None
     )
     batches = batch_builder(model, token_map, policy=config.hit_policy, device=device)
     log.info(
@@ -112,12 +116,15 @@ def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> M
         token_map=token_map.fingerprint,
     )
     draft = (
-        None if speculates is None else _drafting(transformer, facts, speculates, lookback=batches.lookback)
+        None
+        if speculates is None
+        else _drafting(transformer, facts, speculates, lookback=batches.lookback, device=device)
     )
     return ModelRunner(
         facts,
         model=transformer,
         batches=batches,
+        device=device,
         vocabulary=_vocabulary(config.model, model, eos_token_ids=eos_token_ids),
         drafter=None if draft is None else draft.proposer,
         costs=None if draft is None else draft.costs,
@@ -150,7 +157,9 @@ class _Drafting(NamedTuple):
     costs: CostTable | None
 
 
-def _drafting(model: Transformer, facts: RunnerFacts, speculates: Speculation, *, lookback: int) -> _Drafting:
+def _drafting(
+    model: Transformer, facts: RunnerFacts, speculates: Speculation, *, lookback: int, device: torch.device
+) -> _Drafting:
     draft = model.draft
     assert draft is not None
     proposer = Proposer(draft, method=speculates.draft_sample_method)
@@ -164,6 +173,7 @@ def _drafting(model: Transformer, facts: RunnerFacts, speculates: Speculation, *
             drafts=speculates.num_tokens,
             max_num_seqs=facts.scheduler.max_num_seqs,
             cache=facts.cache,
+            device=device,
         )
     curves = {
         f"{name}_ms": {rows: round(1e3 * s, 2) for rows, s in zip(curve.rows, curve.seconds, strict=True)}
@@ -209,14 +219,18 @@ def _option_problems(config: EngineConfig) -> list[str]:
     return problems
 
 
-def _check_memory(budget: CacheBudget, *, max_num_seqs: int) -> None:
+def _check_memory(budget: CacheBudget, *, max_num_seqs: int, device: torch.device) -> None:
     """Refuse a plan that this machine cannot hold, before the allocator does (or the kernel, much later, by a kill)."""
     tables = max_num_seqs * Slots.bytes_per_slot(budget.max_model_len, block_size=budget.block_size)
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if budget.bytes + tables > there:
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    caches, there = (
+        (budget.bytes, memory_bytes(device)) if device.type == "cuda" else (budget.bytes + tables, host)
+    )
+    if caches > there or tables > host:
         reason = (
             f"the caches need {budget.bytes} bytes and the block tables of max_num_seqs {max_num_seqs} requests {tables}; "
-            f"this machine has {there}; lower kv_cache_memory_bytes, num_gpu_blocks_override or max_num_seqs"
+            f"this machine has {host}{f', its device {there} free' if there != host else ''}; "
+            "lower kv_cache_memory_bytes, num_gpu_blocks_override or max_num_seqs"
         )
         raise ConfigError("the memory plan", [reason])
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from flashstep.config.cache import CacheConfig
 from flashstep.model.batch import DraftBatch, ForwardBatch
@@ -37,43 +38,41 @@ def measure(
     drafts: int,
     max_num_seqs: int,
     cache: CacheConfig,
+    device: torch.device,
 ) -> CostTable:
     """Time forwards and draft passes; ``drafts`` is k, ``lookback`` the Engram's."""
     requests = min(max_num_seqs, cache.num_blocks, cache.num_window_blocks)
     width = min(1 + drafts, cache.block_size)  # a request's rows, all in one block
     largest = min(LARGEST_ROWS, requests * width)
-    return CostTable(
-        verify=CostCurve.measured(
-            [
-                (rows, _seconds(model.forward, _forward_batch(rows, width=width, lookback=lookback)))
-                for rows in sizes(largest)
-            ]
-        ),
-        draft=CostCurve.measured(
-            [
-                (count, _seconds(lambda batch: _chain(draft, batch, drafts=drafts), _draft_batch(count)))
-                for count in sizes(min(requests, max(largest // draft.width, 1)))
-            ]
-        ),
-    )
+    with device:  # where the batches are made
+        verify = [
+            (rows, _seconds(model.forward, _forward_batch(rows, width=width, lookback=lookback)))
+            for rows in sizes(largest)
+        ]
+        drafting = [
+            (count, _seconds(lambda batch: _chain(draft, batch, drafts=drafts), _draft_batch(count)))
+            for count in sizes(min(requests, max(largest // draft.width, 1)))
+        ]
+    return CostTable(verify=CostCurve.measured(verify), draft=CostCurve.measured(drafting))
 
 
-def _chain(draft: DraftModel, batch: DraftBatch, *, drafts: int) -> None:
+def _chain(draft: DraftModel, batch: DraftBatch, *, drafts: int) -> Tensor:
     block = draft.propose(batch)
     previous_R = batch.anchor_R
     for place in range(drafts):
         embedding_RM, bias_RV = draft.markov(previous_R)
         previous_R = (block.logits_RKV[:, place] + bias_RV).argmax(dim=1)
         draft.confidence(block.hidden_RKD[:, place], embedding_RM)
+    return previous_R
 
 
-def _seconds(run: Callable[[B], object], batch: B) -> float:
-    """The median of a few runs, the first one left out."""
-    run(batch)
+def _seconds(run: Callable[[B], Tensor], batch: B) -> float:
+    """The median of a few runs, the first one left out. A run is over when one of its numbers is here."""
+    run(batch).flatten()[0].item()
     taken = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        run(batch)
+        run(batch).flatten()[0].item()
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
 

@@ -53,6 +53,7 @@ class ModelRunner:
         *,
         model: Transformer,
         batches: BatchBuilder,
+        device: torch.device,
         vocabulary: Vocabulary | None,
         drafter: Drafter | None = None,
         costs: CostTable | None = None,
@@ -60,6 +61,7 @@ class ModelRunner:
         self._facts = facts
         self._model = model
         self._batches = batches
+        self._device = device
         self._vocabulary = vocabulary
         self.drafter = drafter
         self._costs = costs
@@ -81,7 +83,9 @@ class ModelRunner:
         if not resolved:
             return StepResult(step=plan.step, spans=tuple(self._nothing(span) for span in plan.spans))
         rows = sum(item.span.length for item in resolved)
-        torch.set_num_threads(self._threads if rows >= PARALLEL_ROWS else 1)
+        torch.set_num_threads(
+            self._threads if rows >= PARALLEL_ROWS else 1
+        )  # of the CPU, which may be the device
         logits_RV = self._model.forward(self._batches.build(resolved, self._slots))
         by_span = logits_RV.split([len(wanted_offsets(item)) for item in resolved])
         prompt_logprobs = [
@@ -201,7 +205,7 @@ class ModelRunner:
                 prompt=prompt,
                 output=[*history.output, *item.drafts[:number]] if number else history.output,
                 eos_token_ids=self._facts.eos_token_ids,
-                allowed_V=mask,
+                allowed_V=None if mask is None else mask.to(self._device),
             )
             for number, mask in enumerate(masks)
         ]
@@ -230,8 +234,8 @@ class ModelRunner:
                 )
                 for history in histories
             ],
-            window_table_RB=torch.from_numpy(self._slots.window_blocks[slots, :columns]),
-            window_start_R=torch.from_numpy(self._slots.window_start[slots]),
+            window_table_RB=torch.from_numpy(self._slots.window_blocks[slots, :columns]).to(self._device),
+            window_start_R=torch.from_numpy(self._slots.window_start[slots]).to(self._device),
             count=count,
         )
         for history, proposal in zip(histories, proposals, strict=True):

@@ -68,6 +68,7 @@ def test_every_engine_option_reaches_the_engine() -> None:
         prefix_hit_policy=HitPolicy.BOUNDED,
         engram_table="mmap",
         speculative_config='{"num_speculative_tokens": 3, "rejection_sample_method": "block"}',
+        device="cpu",
         kernels="reference",
     ).checked()
     engine = options.engine(Path("somewhere"))

@@ -42,6 +42,7 @@ class Hand:
             facts,
             model=runner._model,
             batches=runner._batches,
+            device=runner._device,
             vocabulary=runner._vocabulary,
             drafter=runner.drafter,
             costs=runner._costs,
