@@ -14,7 +14,8 @@ from flashstep.ipc.messages import Ready, RequestOutput, Stats
 from flashstep.request import Constraint, Request, problems
 from flashstep.runner.facts import Runner
 from flashstep.sampling.grammar import problem
-from flashstep.scheduler.scheduler import Progress, Scheduler
+from flashstep.scheduler.progress import Progress
+from flashstep.scheduler.scheduler import Scheduler
 from flashstep.step import StepPlan, StepResult
 
 SEED_BITS = 63

@@ -20,9 +20,10 @@ from flashstep.cache.prefix import Chain
 from flashstep.config.cache import CacheConfig
 from flashstep.config.scheduler import SchedulerConfig
 from flashstep.config.speculative import Speculation
-from flashstep.request import Acceptance, FinishReason, Request, TokenLogprob
+from flashstep.request import FinishReason, Request
 from flashstep.scheduler import policy
 from flashstep.scheduler.admission import Memory, admit
+from flashstep.scheduler.progress import Progress, SchedulerStats
 from flashstep.scheduler.states import Job, State, Tables
 from flashstep.scheduler.stop import judge
 from flashstep.scheduler.tally import Tally
@@ -30,38 +31,6 @@ from flashstep.step import Admission, Span, SpanResult, StepPlan, StepResult
 
 MAX_IN_FLIGHT = 2
 _ORDER = attrgetter("order")
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a commit or an abort means for one request. Fields as in ``ipc.messages.RequestOutput``."""
-
-    request_id: str
-    tokens: tuple[int, ...] = ()
-    finish_reason: FinishReason | None = None
-    stop_token: int | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    cached_tokens: int | None = None
-    replayed_tokens: int | None = None
-    queued_s: float | None = None
-    prefill_s: float | None = None
-    preemptions: int = 0
-    acceptance: Acceptance | None = None
-
-
-class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges now, counters since the start. Fields as in ``ipc.messages.Stats``."""
-
-    running: int
-    waiting: int
-    cache_usage: float
-    prefix_queries: int
-    prefix_hits: int
-    preemptions: int
-    prompt_tokens: int
-    generation_tokens: int
-    steps: int
-    acceptance: Acceptance | None
 
 
 class _Sketch:

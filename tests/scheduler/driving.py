@@ -9,7 +9,8 @@ from flashstep.config.cache import CacheConfig, HitPolicy
 from flashstep.config.scheduler import SchedulerConfig
 from flashstep.config.speculative import Speculation
 from flashstep.request import FinishReason, Request, SamplingParams
-from flashstep.scheduler.scheduler import MAX_IN_FLIGHT, Progress, Scheduler
+from flashstep.scheduler.progress import Progress
+from flashstep.scheduler.scheduler import MAX_IN_FLIGHT, Scheduler
 from flashstep.step import StepPlan, StepResult
 from tests.scheduler.fake_runner import EOS, FakeRunner, expected
 
