@@ -50,6 +50,11 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: bool = False
     drafts: int | None = None
 
+    @property
+    def most_rows(self) -> int:
+        """Rows that it has at most: near a request's end a decode span may begin earlier than ``start`` and be longer."""
+        return self.length if self.drafts is None else max(self.length, 1 + self.drafts)
+
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What one step runs. ``released`` slots are dropped before ``admitted`` ones take theirs.
@@ -67,7 +72,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        return sum(span.length for span in self.spans)
+        """Rows that it has at most."""
+        return sum(span.most_rows for span in self.spans)
 
 
 class SpanResult(msgspec.Struct, frozen=True, kw_only=True):

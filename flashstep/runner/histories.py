@@ -1,6 +1,6 @@
 """What the runner remembers between steps: the tokens of each request, and the tables of each slot.
 
-Owns histories by request id (they outlive a preemption) and block tables by slot (they do not, and drafts neither), both brought
+Owns histories by request id (they outlive a preemption) and block tables by slot (they do not), both brought
 up to date by the deltas of plans. Knows no tensors; numpy arrays are what a batch is cut from.
 """
 
@@ -81,7 +81,7 @@ class Slots:
 
     def drop(self, slot: int) -> None:
         """Empty ``slot``; its blocks may belong to somebody else from now on."""
-        self.holder(slot).proposal = None
+        self.holder(slot)
         self._holders[slot] = None
         self.blocks[slot] = ABSENT
         self.window_blocks[slot] = ABSENT

@@ -79,10 +79,12 @@ class Memory:
     def register(self, job: Job) -> None:
         """Tell the prefix cache of the blocks that ``job`` has filled (or has planned to) with known tokens.
 
-        Steps run in order, so a block may be found from the moment that the step which fills it is planned.
+        Steps run in order, so a block may be found from the moment that the step which fills it is planned. ``computed`` is a
+        bound where drafts are in flight, but the row of every known token is computed or surely planned, except the last
+        token that the request may have: nothing follows it, so it never gets a row.
         """
         tables, size = job.tables, self.cache.block_size
-        full = min(job.computed, len(job.tokens)) // size
+        full = min(job.computed, len(job.tokens), job.last_row + 1) // size
         if tables is None or full <= job.registered or not self.cache.enable_prefix_caching:
             return
         job.chain.extend(job.tokens)

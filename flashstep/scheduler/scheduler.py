@@ -187,23 +187,33 @@ class Scheduler:
     def _plan_decoding(self, sketch: _Sketch) -> None:
         """A row and its drafts for each decoding request, as far as budget and blocks go.
 
-        A block for the newest token may cost a preemption, blocks for drafts may not.
+        Newest tokens come first, then prompts: drafts get half of what is left where prompts want rows, else all, and the same
+        number for each request. A block for the newest token may cost a preemption, blocks for drafts may not.
         """
         decoding = [job for job in self._running if job.state is State.DECODING and not job.exhausted]
+        if not decoding:
+            return
         depth = self._speculation.depth(len(decoding)) if self._speculation else 0
+        if depth:
+            spare = max(sketch.left - len(decoding), 0)
+            depth = min(depth, (spare // 2 if self._prompts_want_rows else spare) // len(decoding))
         for job in decoding:
             if sketch.left == 0:
                 return
             if job.state is not State.DECODING:
                 continue  # preempted for one before it
             start = min(job.computed, job.last_row)
-            drafts = min(depth, sketch.left - 1)
-            rows = self._blocks_for(job, start, min(1 + drafts, job.last_row + 1 - start), sketch)
+            rows = self._blocks_for(job, start, min(1 + depth, job.last_row + 1 - start), sketch)
             if rows:
                 # fewer rows than tokens may be left to the request: that cuts no drafts, the runner knows better
-                self._add_decode_span(
-                    job, start, rows, drafts if start + rows > job.last_row else rows - 1, sketch
-                )
+                drafts = depth if start + rows > job.last_row else rows - 1
+                self._add_decode_span(job, start, rows, drafts, sketch)
+
+    @property
+    def _prompts_want_rows(self) -> bool:
+        if self._waiting and self._free_slots:
+            return True
+        return any(job.state is State.PREFILLING for job in self._running)
 
     def _blocks_for(self, job: Job, start: int, rows: int, sketch: _Sketch) -> int:
         """Take the blocks for ``rows`` rows from ``start``; fewer rows where there are none, 0 if it must wait."""
@@ -361,7 +371,7 @@ class Scheduler:
     def _add(self, job: Job, span: Span, sketch: _Sketch) -> None:
         sketch.spans.append(span)
         sketch.jobs.append(job)
-        sketch.left -= span.length
+        sketch.left -= span.most_rows
 
     def _seal(self, sketch: _Sketch) -> StepPlan:
         for job, span in zip(sketch.jobs, sketch.spans, strict=True):
