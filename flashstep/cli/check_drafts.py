@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from flashstep.cli.local import LocalModel
     from flashstep.speculate.dspark import Drafter
 
-PROMPTS = 8
+LENGTHS = (1, 8, 16, 24, 37, 48, 64, 80)  # with 48 tokens more most end where a block does
 NEW_TOKENS = 48
+CONTINUED = 4
 FORCED = 100.0  # a bias that no logit outweighs: it makes a prompt's next token the one that the oracle drafts behind
 CONFIDENCE_TOLERANCE = 1e-5  # the sigmoid's, fp32
 
@@ -110,21 +111,23 @@ def compare_tokens(local: "LocalModel") -> list[DrafterRun]:
     assert own is not None and speculation is not None
     prompts, params = _requests(local)
     truth: dict[int | None, tuple[int, ...]] = {}
+    continued: list[tuple[int, ...]] = []
     runs = []
     for name, drafter in _drafters(
         own, truth, num_tokens=speculation.num_tokens, vocab_size=local.vocab_size
     ):
         local.runner.drafter = drafter
         before = local.engine.stats()
-        with waiting(f"engine: {len(prompts)} requests, {name}"):
-            outputs = local.run_all(prompts, params)
+        with waiting(f"engine: {len(prompts)} requests and their continuations, {name}"):
+            answers = _answers(local, prompts, params, salt=name)
+            if not truth:  # plain decoding, the first; in place, since the scripted drafters read it
+                truth |= {p.seed: answer for p, answer in zip(params, answers, strict=True)}
+            # asked on about what they were told, out of the cache: what drafts have left there counts, too
+            asked_on = [[*prompt, *truth[p.seed], 0] for prompt, p in zip(prompts, params, strict=True)]
+            greedy = [SamplingParams(max_tokens=CONTINUED, temperature=0.0, ignore_eos=True)] * len(prompts)
+            more = _answers(local, asked_on, greedy, salt=name)
+            continued = continued or more
         after = local.engine.stats()
-        found = {
-            p.seed: tuple(t for o in of_one for t in o.tokens)
-            for p, of_one in zip(params, outputs, strict=True)
-        }
-        if not truth:
-            truth |= found  # in place: the scripted drafters read it
         assert before.acceptance is not None and after.acceptance is not None
         verified = after.acceptance.steps - before.acceptance.steps
         stood = after.acceptance.accepted_tokens - before.acceptance.accepted_tokens
@@ -132,7 +135,10 @@ def compare_tokens(local: "LocalModel") -> list[DrafterRun]:
             DrafterRun(
                 name=name,
                 requests=len(prompts),
-                different=sum(found[seed] != tokens for seed, tokens in truth.items()),
+                different=sum(
+                    answer != truth[p.seed] or on != on_truth
+                    for p, answer, on, on_truth in zip(params, answers, more, continued, strict=True)
+                ),
                 steps=after.steps - before.steps,
                 mean_length=1 + stood / verified if verified else None,
             )
@@ -141,14 +147,18 @@ def compare_tokens(local: "LocalModel") -> list[DrafterRun]:
     return runs
 
 
+def _answers(
+    local: "LocalModel", prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, salt: str
+) -> list[tuple[int, ...]]:
+    outputs = local.run_all(prompts, params, cache_salt=salt)
+    return [tuple(token for output in of_one for token in output.tokens) for of_one in outputs]
+
+
 def _requests(local: "LocalModel") -> tuple[list[list[int]], list[SamplingParams]]:
     """Half greedy, half drawn; the seed is the request's number."""
     chance = random.Random(3)
-    longest = min(local.max_model_len - NEW_TOKENS, 200)
-    prompts = [
-        chance.choices(range(local.vocab_size), k=max(min(1 + 9 * number, longest), 1))
-        for number in range(PROMPTS)
-    ]
+    longest = min(local.max_model_len - NEW_TOKENS - 1 - CONTINUED, 200)
+    prompts = [chance.choices(range(local.vocab_size), k=max(min(length, longest), 1)) for length in LENGTHS]
     params = [
         SamplingParams(
             max_tokens=min(NEW_TOKENS, local.room(prompt)),
@@ -171,7 +181,7 @@ def _drafters(
 
     def right_until(anchor: Anchor, count: int) -> list[int]:
         """The true tokens, wrong at a place that changes from step to step."""
-        following = list(truth[anchor.seed][anchor.output_position + 1 :])[:count]
+        following = list(truth.get(anchor.seed, ())[anchor.output_position + 1 :])[:count]
         place = anchor.position % (num_tokens + 1)
         return [
             (token + 1) % vocab_size if number == place else token for number, token in enumerate(following)

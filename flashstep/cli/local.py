@@ -58,13 +58,19 @@ class LocalModel:
             self.engine.abort([request.id])
 
     def run_all(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        *,
+        cache_salt: str = "",
     ) -> list[list[RequestOutput]]:
-        """All requests in one batch, to their ends; the outputs of each, in order."""
-        requests = [self._request(prompt, p) for prompt, p in zip(prompts, params, strict=True)]
+        """All requests in one batch, to their ends; the outputs of each, in order. Other salts, other prefix caches."""
+        requests = [
+            self._request(prompt, p, cache_salt=cache_salt) for prompt, p in zip(prompts, params, strict=True)
+        ]
         outputs = self.engine.generate(requests)
         return [outputs[request.id] for request in requests]
 
-    def _request(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+    def _request(self, prompt: Sequence[int], params: SamplingParams, *, cache_salt: str = "") -> Request:
         self._count += 1
-        return Request(id=f"local-{self._count}", prompt=tuple(prompt), params=params)
+        return Request(id=f"local-{self._count}", prompt=tuple(prompt), params=params, cache_salt=cache_salt)

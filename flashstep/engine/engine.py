@@ -5,6 +5,7 @@ The door is here: what the scheduler or the sampler could trip over is refused w
 """
 
 import random
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from flashstep.request import Constraint, Request, problems
 from flashstep.runner.facts import Runner
 from flashstep.sampling.grammar import problem
 from flashstep.scheduler.progress import Progress
-from flashstep.scheduler.scheduler import Scheduler
+from flashstep.scheduler.scheduler import MAX_IN_FLIGHT, Scheduler
 from flashstep.step import StepPlan, StepResult
 
 SEED_BITS = 63
@@ -118,12 +119,15 @@ class Engine:
         return [] if planned is None else self.commit(self.run(planned))
 
     def generate(self, requests: Sequence[Request]) -> dict[str, list[RequestOutput]]:
-        """Run ``requests`` to their ends and give all outputs of each, by id."""
+        """Run ``requests`` to their ends and give all outputs of each, by id. Plans run ahead as in the loop."""
         outputs: dict[str, list[RequestOutput]] = {request.id: [] for request in requests}
         for request in requests:
             self.add(request)
+        planned: deque[Planned] = deque()
         while self.has_work:
-            for output in self.step():
+            while len(planned) < MAX_IN_FLIGHT and (ahead := self.plan()) is not None:
+                planned.append(ahead)
+            for output in self.commit(self.run(planned.popleft())):
                 outputs[output.id].append(output)
         return outputs
 

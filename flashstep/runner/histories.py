@@ -20,7 +20,7 @@ ABSENT = -1
 class History:
     """One request and the tokens it has so far; the grammar it follows, the drafts proposed behind its newest token, if any.
 
-    ``foreseen`` are the survivals of the drafts verified last, () before the first.
+    ``foreseen`` are the survivals of the proposal before, () before the first.
     """
 
     request: Request

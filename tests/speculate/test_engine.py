@@ -19,6 +19,7 @@ from flashstep.config.cache import HitPolicy
 from flashstep.config.speculative import DraftSampleMethod, RejectionSampleMethod, SpeculativeOptions
 from flashstep.engine.engine import Engine
 from flashstep.runner.build import build_runner
+from flashstep.speculate.depth import survivals
 from flashstep.speculate.scripted import Scripted
 from flashstep.weights.dummy import write_dummy
 from tests.e2e.test_engine import Story, prompt, request, run, tokens, told
@@ -368,6 +369,36 @@ def test_a_seed_gives_its_tokens_in_any_company(
     story = fresh()
     story.add(*(subject(seed) for seed in range(1, 21)))
     assert len({tuple(tokens(outputs)) for outputs in story.finish().values()}) >= 15
+
+
+def test_answers_that_length_ended_are_continued_from_the_cache(make_engine: Callable[..., Engine]) -> None:
+    """The last token of an answer never runs: a block that ends with it must not be found by who asks on."""
+    plain, speculating = make_engine(), make_engine(k=5)
+    for limit in (1, 4, 5, 6, 7, 8, 11, 12, 16):
+        first = request(f"a{limit}", prompt(4, seed=limit), max_tokens=limit, seed=1)
+        truth = seeded(plain, [first])
+        use(speculating, right_until(truth, lambda _seed, _position: 99))
+        assert seeded(speculating, [first]) == truth
+        again = request(f"b{limit}", (*first.prompt, *truth[1], 7), max_tokens=6, seed=1, logprobs=2)
+        expected = run(plain, again)[again.id]
+        assert told(run(speculating, again)[again.id]) == told(expected), limit
+    assert speculating.stats().prefix_hits > 0
+
+
+def test_what_is_foreseen_for_drawn_drafts_is_the_proposal_before(make_engine: Callable[..., Engine]) -> None:
+    options = SpeculativeOptions(
+        draft_sample_method=DraftSampleMethod.PROBABILISTIC, enable_adaptive_verification=True
+    )
+    engine = make_engine(speculative=options)
+    engine.add(request("p", prompt(5), max_tokens=20, seed=1, temperature=1.0))
+    foreseen: list[tuple[float, ...]] = []
+    proposed: list[tuple[float, ...]] = []
+    for _ in range(6):
+        engine.step()
+        (history,) = (h for h in engine._runner._slots._holders if h is not None)
+        foreseen.append(history.foreseen)
+        proposed.append(survivals(history.proposal.confidences))
+    assert foreseen == [(), *proposed[:-1]]
 
 
 # ---- methods that keep a law or none -----------------------------------------------------------------------------------
