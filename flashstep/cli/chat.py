@@ -10,7 +10,7 @@ import tyro
 from flashstep.cli.model import Model, resolve
 from flashstep.cli.remote import Delta, RemoteModel
 from flashstep.cli.terminal import OUT, note, note_acceptance, warn_of_synthetic
-from flashstep.config.serve import EngineOptions
+from flashstep.config.serve import EngineOptions, changed_options
 from flashstep.request import Acceptance, SamplingParams
 
 Messages = list[dict[str, Any]]
@@ -38,6 +38,10 @@ class Chat:
     def run(self) -> int:
         if self.url is not None and self.model is not None:
             raise ValueError("give MODEL or --url, not both: a server has its own model")
+        if self.url is not None and (given := changed_options(self.options)):
+            raise ValueError(
+                f"{', '.join(given)}: engine options mean nothing with --url; the server was started with its own"
+            )
         answer, counted = self._remote() if self.url is not None else self._local()
         messages: Messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         while (said := _read_turn()) is not None:

@@ -163,5 +163,14 @@ class ServeConfig(EngineOptions, frozen=True, kw_only=True):
         return rules
 
 
+def changed_options(options: EngineOptions) -> list[str]:
+    """The flags of ``options`` that do not stand at their defaults."""
+    return [
+        _flag(field.name)
+        for field in msgspec.structs.fields(options)
+        if getattr(options, field.name) != field.default
+    ]
+
+
 def _flag(field: str) -> str:
     return "--" + field.replace("_", "-")

@@ -204,6 +204,11 @@ def _synthetic_problems(options: SpeculativeOptions) -> list[str]:
             'enable_adaptive_verification cannot go with rejection_sample_method "synthetic": drafts that stand by lot '
             "do not follow the draft's confidence"
         )
+    if options.num_speculative_tokens_per_batch_size:
+        problems.append(
+            'num_speculative_tokens_per_batch_size cannot go with rejection_sample_method "synthetic": with fewer drafts '
+            "fewer stand, and the length that was asked for would not be met"
+        )
     return problems
 
 
@@ -270,7 +275,10 @@ def _read_object(text: str) -> tuple[Mapping[str, Any], list[str]]:
 
     try:
         value = json.loads(text, object_pairs_hook=gather)
-    except json.JSONDecodeError as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also numbers of thousands of digits, and nesting without end
         return {}, [f'it is not JSON ({error}); expected an object such as {{"num_speculative_tokens": 3}}']
     if not isinstance(value, dict):
         return {}, [
@@ -308,7 +316,10 @@ def _integer(value: Any) -> int:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("it must be a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError("it must be a number that a float can hold") from error
 
 
 def _truth(value: Any) -> bool:

@@ -18,7 +18,7 @@ from flashstep.config.speculative import RejectionSampleMethod
 from flashstep.sampling.philox import Purpose, gumbel, uniforms
 from flashstep.sampling.sampler import NEVER, SampleRow, log_probabilities, sample
 
-ABSENT = -1
+NO_DRAFT = -1
 CHUNK_BYTES = 1 << 30  # of fp32 target log-probabilities worked on at once
 
 
@@ -38,7 +38,7 @@ class Drafted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Verified:
     """The tokens of a step: the first ``accepted`` drafts, and one more."""
 
     tokens: tuple[int, ...]
@@ -51,7 +51,7 @@ def verify(
     *,
     rule: RejectionSampleMethod,
     acceptance_rates: Sequence[float] = (),
-) -> list[Verdict]:
+) -> list[Verified]:
     """fp32 target logits of all requests' rows, in order -> one verdict a request.
 
     Drawn drafts at temperatures above 0 are judged by ``rule``; point masses, and all at temperature 0, by equality with what the
@@ -214,7 +214,7 @@ def _is_drawn(request: Drafted) -> bool:
     )
 
 
-def _by_equality(blocks: Sequence[Block]) -> list[Verdict]:
+def _by_equality(blocks: Sequence[Block]) -> list[Verified]:
     if not blocks:
         return []
     tokens = iter(
@@ -231,7 +231,7 @@ def _by_equality(blocks: Sequence[Block]) -> list[Verdict]:
     ]
 
 
-def _by_lot(blocks: Sequence[Block], rates: Sequence[float]) -> list[Verdict]:
+def _by_lot(blocks: Sequence[Block], rates: Sequence[float]) -> list[Verified]:
     if not blocks:
         return []
     requests = [request for _, request in blocks]
@@ -248,7 +248,7 @@ def _by_lot(blocks: Sequence[Block], rates: Sequence[float]) -> list[Verdict]:
     ]
 
 
-def _by_ratio(blocks: Sequence[Block], rule: RejectionSampleMethod) -> list[Verdict]:
+def _by_ratio(blocks: Sequence[Block], rule: RejectionSampleMethod) -> list[Verified]:
     requests = [request for _, request in blocks]
     vocabulary, device = blocks[0][0].shape[1], blocks[0][0].device
     drafts_RK = _padded_drafts(requests, device=device)
@@ -258,7 +258,7 @@ def _by_ratio(blocks: Sequence[Block], rule: RejectionSampleMethod) -> list[Verd
     for index, (logits_TV, request) in enumerate(blocks):
         log_p_RTV[index, : len(request.rows)] = log_probabilities(logits_TV, request.rows)
         count, draft_logits_KV = len(request.drafts), request.draft_logits_KV
-        assert draft_logits_KV is not None and ABSENT not in request.drafts
+        assert draft_logits_KV is not None and NO_DRAFT not in request.drafts
         temperatures_K = draft_logits_KV.new_full(
             (count,), request.rows[0].params.temperature, dtype=torch.float64
         )
@@ -279,8 +279,8 @@ def _by_ratio(blocks: Sequence[Block], rule: RejectionSampleMethod) -> list[Verd
     ]
 
 
-def _verdict(request: Drafted, accepted: int, *, token: int) -> Verdict:
-    return Verdict(tokens=(*request.drafts[:accepted], token), accepted=accepted)
+def _verdict(request: Drafted, accepted: int, *, token: int) -> Verified:
+    return Verified(tokens=(*request.drafts[:accepted], token), accepted=accepted)
 
 
 def _keys(requests: Sequence[Drafted], *, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -296,7 +296,7 @@ def _padded_drafts(requests: Sequence[Drafted], *, device: torch.device) -> Tens
 
 
 def _padded(values: Sequence[Sequence[int]], *, width: int, device: torch.device) -> Tensor:
-    rows = [[*row, *[ABSENT] * (width - len(row))] for row in values]
+    rows = [[*row, *[NO_DRAFT] * (width - len(row))] for row in values]
     return torch.tensor(rows, dtype=torch.int64, device=device).reshape(len(values), width)
 
 

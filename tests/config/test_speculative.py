@@ -212,7 +212,31 @@ def test_a_checkpoint_without_a_draft() -> None:
 
 
 def test_options_travel_to_the_engine_process() -> None:
-    options = parsed(
-        **SYNTHETIC, synthetic_acceptance_length=3.5, num_speculative_tokens_per_batch_size=[[1, 2, 3]]
+    for options in (
+        parsed(**SYNTHETIC, synthetic_acceptance_length=3.5),
+        parsed(draft_sample_method="probabilistic", num_speculative_tokens_per_batch_size=[[1, 2, 3]]),
+    ):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(options), type=SpeculativeOptions) == options
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"synthetic_acceptance_length": ' + "9" * 400 + "}",
+        '{"num_speculative_tokens": ' + "9" * 5000 + "}",
+        "[" * 100_000,
+    ],
+    ids=["no float holds it", "thousands of digits", "nested without end"],
+)
+def test_monstrous_json_is_refused_in_a_sentence(text: str) -> None:
+    with pytest.raises(ConfigError):
+        SpeculativeOptions.parse(text)
+
+
+def test_a_synthetic_length_and_fewer_drafts_are_refused() -> None:
+    text = (
+        '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 5, '
+        '"num_speculative_tokens_per_batch_size": [[1, 8, 2]]}'
     )
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(options), type=SpeculativeOptions) == options
+    with pytest.raises(ConfigError, match="would not be met"):
+        SpeculativeOptions.parse(text)

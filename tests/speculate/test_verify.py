@@ -16,7 +16,7 @@ from flashstep.sampling.philox import Purpose, uniforms
 from flashstep.sampling.sampler import NEVER
 from flashstep.speculate import plain
 from flashstep.speculate.verify import (
-    ABSENT,
+    NO_DRAFT,
     accept_block,
     accept_points,
     accept_standard,
@@ -82,7 +82,7 @@ def random_case(seed: int, *, rows: int = 4) -> tuple[Tensor, Tensor, Tensor, Te
     drafts = np.array([[generator.choice(vocabulary, p=row) for row in of_row] for of_row in q])
     foreign = generator.random(drafts.shape) < 0.1  # drafts that q could not have proposed
     drafts[foreign] = generator.integers(0, vocabulary, int(foreign.sum()))
-    drafts[generator.random(drafts.shape) < 0.1] = ABSENT
+    drafts[generator.random(drafts.shape) < 0.1] = NO_DRAFT
     with np.errstate(divide="ignore"):
         log_p, log_q = torch.tensor(np.log(p)).float(), torch.tensor(np.log(q)).float()
     return torch.tensor(drafts), log_p, log_q, torch.tensor(generator.random(drafts.shape)).clamp(min=1e-9)
@@ -132,8 +132,8 @@ def test_equals_the_plain_twin(seed: int) -> None:
 @given(st.integers(0, 2**32 - 1))
 def test_points_and_lots_equal_the_plain_twin(seed: int) -> None:
     generator = np.random.default_rng(seed)
-    drafts_RK = torch.tensor(generator.integers(ABSENT, 3, size=(20, 5)))
-    targets_RT = torch.tensor(generator.integers(ABSENT, 2, size=(20, 6)))  # padding is -1 too
+    drafts_RK = torch.tensor(generator.integers(NO_DRAFT, 3, size=(20, 5)))
+    targets_RT = torch.tensor(generator.integers(NO_DRAFT, 2, size=(20, 6)))  # padding is -1 too
     uniforms_RK = torch.tensor(generator.random((20, 5)))
     rates = sorted(generator.random(5) * (generator.random(5) < 0.8), reverse=True)
     points = [plain.accept_points(d, t) for d, t in zip(drafts_RK.tolist(), targets_RT.tolist(), strict=True)]
@@ -170,7 +170,7 @@ def test_impossible_drafts_never_stand_and_never_become_nan() -> None:
     for drafts in (
         [[0, 0]],
         [[0, 1]],
-        [[ABSENT, 0]],
+        [[NO_DRAFT, 0]],
     ):  # the second draft's q may be 0: an infinite ratio behind P = 0
         candidates = torch.tensor(drafts)
         assert not block_log_thresholds(candidates, log_p, log_q).isnan().any()
@@ -261,5 +261,5 @@ def test_synthetic_rates_are_unconditional() -> None:
     measured = [(accepted_R > place).double().mean().item() for place in range(5)]
     assert measured == pytest.approx(rates, abs=0.006)
     assert bool(((accepted_R > 2) == (accepted_R > 1)).all())  # 0.6 after 0.6: never lost between the two
-    cut = torch.tensor([[7, ABSENT, 7, 7, 7]]).expand(steps, -1)
+    cut = torch.tensor([[7, NO_DRAFT, 7, 7, 7]]).expand(steps, -1)
     assert accept_synthetic(cut, rates, uniforms_RK).max() == 1

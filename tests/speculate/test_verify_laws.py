@@ -11,7 +11,7 @@ from flashstep.sampling.philox import Purpose, gumbel, uniforms
 from flashstep.sampling.sampler import NEVER, SampleRow, log_probabilities
 from flashstep.speculate.depth import CostCurve, CostTable, choose, share, survivals
 from flashstep.speculate.verify import (
-    ABSENT,
+    NO_DRAFT,
     accept_points,
     block_log_thresholds,
     draft_log_probabilities,
@@ -53,7 +53,7 @@ def error_of_the_law(
     log_p = torch.stack([target.rows(blocks[:, :i]) for i in range(width + 1)], dim=1).log().float()
     log_q = torch.stack([draft.rows(blocks[:, :i]) for i in range(width)], dim=1).log().float()
     if depths is not None:
-        blocks = blocks.where(torch.arange(width) < torch.tensor(depths).unsqueeze(1), ABSENT)
+        blocks = blocks.where(torch.arange(width) < torch.tensor(depths).unsqueeze(1), NO_DRAFT)
     stop_RT = stop_probabilities(rule, blocks, log_p, log_q)
     log_scales = scales(blocks, log_p, log_q, block=rule == "block")
     every = sequences(vocabulary, width + 1)

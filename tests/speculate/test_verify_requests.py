@@ -12,9 +12,9 @@ from flashstep.sampling.plain import kept_tokens
 from flashstep.sampling.sampler import SampleRow, adjust_, sample
 from flashstep.speculate import verify as module
 from flashstep.speculate.verify import (
-    ABSENT,
+    NO_DRAFT,
     Drafted,
-    Verdict,
+    Verified,
     accept_synthetic,
     acceptance_uniforms,
     draw_drafts,
@@ -76,7 +76,7 @@ def step(
     k: int,
     propose: Propose,
     **how,
-) -> list[Verdict]:
+) -> list[Verified]:
     """One step of all requests: drafts, the target's logits, verdicts."""
     drafts_NK, logits_NKV = propose(outputs, seeds, k)
     requests = [
@@ -187,7 +187,7 @@ def test_behind_drafts_that_all_stood_comes_the_token_of_the_seed(rule: Rejectio
         request = drafted(p, seed, [3], drafts, logits_NKV[seed])
         logits_TV = logits_of(chain, [r.output for r in request.rows])
         (verdict,) = verify(logits_TV, [request], rule=rule)
-        assert verdict == Verdict(tokens=(*drafts, *sample(logits_TV[4:], [request.rows[4]])), accepted=4)
+        assert verdict == Verified(tokens=(*drafts, *sample(logits_TV[4:], [request.rows[4]])), accepted=4)
 
 
 # ---- the law of a sequence ------------------------------------------------------------------------------------------------
@@ -285,11 +285,11 @@ def test_a_cut_draft_ends_the_run(rule: RejectionSampleMethod, place: int) -> No
         p, own = params(temperature=temperature), [3]
         while len(own) < 5:
             own += sample(logits_of(chain, [own]), [row(p, 5, own)])
-        cut = [*own[1 : 1 + place], ABSENT, *own[2 + place :]]
+        cut = [*own[1 : 1 + place], NO_DRAFT, *own[2 + place :]]
         request = Drafted(rows=[row(p, 5, [3, *cut[: min(i, place)]]) for i in range(5)], drafts=cut)
         logits_TV = logits_of(chain, [r.output for r in request.rows])
         (verdict,) = verify(logits_TV, [request], rule=rule, acceptance_rates=(1.0,) * 4)
-        assert verdict == Verdict(tokens=tuple(own[1 : 2 + place]), accepted=place)
+        assert verdict == Verified(tokens=tuple(own[1 : 2 + place]), accepted=place)
 
 
 @pytest.mark.parametrize("rule", [STANDARD, BLOCK])
@@ -321,7 +321,7 @@ def test_lots_take_what_was_proposed() -> None:
         for rates, count in (((1.0,) * 5, 5), ((1.0, 1.0, 0.0, 0.0, 0.0), 2), ((0.0,) * 5, 0)):
             (verdict,) = verify(logits_TV, [request], rule=SYNTHETIC, acceptance_rates=rates)
             own = sample(logits_TV[count : count + 1], [request.rows[count]])
-            assert verdict == Verdict(tokens=(*request.drafts[:count], *own), accepted=count)
+            assert verdict == Verified(tokens=(*request.drafts[:count], *own), accepted=count)
 
 
 def test_lots_are_keyed_by_the_newest_token() -> None:
