@@ -115,6 +115,9 @@ def test_chat_keeps_the_conversation(
 
 def test_engine_options_mean_nothing_to_a_remote_chat(capsys: pytest.CaptureFixture[str]) -> None:
     """No option is read past: the server has its own."""
-    assert main(["chat", "--url", "http://127.0.0.1:1", "--speculative-config", "{}", "--max-num-seqs", "3"]) == 2
+    assert (
+        main(["chat", "--url", "http://127.0.0.1:1", "--speculative-config", "{}", "--max-num-seqs", "3"])
+        == 2
+    )
     shown = " ".join(capsys.readouterr().err.split())
     assert "--max-num-seqs, --speculative-config: engine options mean nothing with --url" in shown
