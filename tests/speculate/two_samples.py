@@ -100,14 +100,14 @@ def main() -> None:
     """Parse, draw, compare, print; ``--json`` keeps all counts."""
     parser = argparse.ArgumentParser(prog="python -m tests.speculate.two_samples", description=__doc__)
     parser.add_argument("--count", type=int, default=20_000, help="continuations in each sample")
-    parser.add_argument("--tokens", type=int, default=8, help="tokens of a continuation")
+    parser.add_argument("--tokens", type=int, default=6, help="tokens of a continuation")
     parser.add_argument("--depth", type=int, default=4, help="of them, how many a category looks at")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    params = SamplingParams(max_tokens=options.tokens, temperature=1.0, top_p=0.95, ignore_eos=True)
+    params = SamplingParams(max_tokens=options.tokens, temperature=1.5, top_p=0.95, ignore_eos=True)
     found: dict[str, Sample] = {}
-    arms: list[tuple[str, SpeculativeOptions | None]] = [("off", None), ("off, again", None), *methods()]
+    arms: list[tuple[str, SpeculativeOptions | None]] = [("off", None), *methods()]
     with Progress() as progress:
         for number, (name, speculative) in enumerate(arms):
             task = progress.add_task(name, total=options.count)
@@ -138,12 +138,21 @@ def main() -> None:
 
 
 def prompts() -> list[list[int]]:
-    """Beginnings after which the embedded model is unsure what comes."""
+    """Conversations and beginnings after which the embedded model is unsure what comes."""
+    from flashstep.chat.encode import ChatEncoder, Conversation
     from flashstep.chat.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer.from_file(tiny_model() / "tokenizer.json")
-    texts = ("Anna has", "The code of the", "First,", "There are some", "A man buys")
-    return [tokenizer.encode(text, add_special_tokens=True) for text in texts]
+    encoder = ChatEncoder(tokenizer)
+    asked = (
+        "Tell me something.",
+        "Hello!",
+        "Anna has 12 pens and buys 4 boxes with 6 pens each. How many now?",
+    )
+    chats = [
+        list(encoder.encode(Conversation(messages=[{"role": "user", "content": text}])).ids) for text in asked
+    ]
+    return [*chats, *(tokenizer.encode(text, add_special_tokens=True) for text in ("Anna has", "First,"))]
 
 
 if __name__ == "__main__":
