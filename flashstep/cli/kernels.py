@@ -20,9 +20,10 @@ class Kernels:
         from flashstep.kernels import choices
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        table = Table(
-            "op", "implementation", "passed over", title=f"kernels on {device}", title_justify="left"
-        )
+        table = Table(title=f"kernels on {device}", title_justify="left")
+        table.add_column("op", no_wrap=True)  # to be copied into --kernels
+        table.add_column("implementation", no_wrap=True)
+        table.add_column("passed over")
         for op, choice in choices(device, kernels=self.kernels).items():
             reasons = "; ".join(
                 f"{module.removeprefix('flashstep.kernels.')}: {why}" for module, why in choice.passed_over

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 REFERENCE = "reference"
 AUTO = "auto"
+PREPARE = "prepare_"  # such an op lays a weight out for the other ops of its family
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +58,7 @@ class Switch:
     @classmethod
     def parse(cls, text: str, *, known: Iterable[str]) -> "Switch":
         """Read "auto", "reference" or "reference:family.op,family.op"; raise ValueError for anything else."""
+        known = set(known)
         if text == AUTO:
             return cls()
         if text == REFERENCE:
@@ -67,11 +69,18 @@ class Switch:
             raise ValueError(
                 f"kernels is {text!r}; allowed are 'auto', 'reference' and 'reference:<family>.<op>[,...]'"
             )
-        unknown = sorted(ops - set(known))
+        unknown = sorted(ops - known)
         if unknown:
             raise ValueError(
                 f"kernels names unknown ops {unknown}; `python -m flashstep.kernels` prints the known ones"
             )
+        for op in sorted(ops):
+            family, _, name = op.partition(".")
+            if name.startswith(PREPARE) and not {o for o in known if o.startswith(f"{family}.")} <= ops:
+                raise ValueError(
+                    f"kernels forces {op} and not all ops of {family}: only the reference can take what the reference "
+                    f"prepared; name the op that takes it (it takes what any row prepared), or every op of {family}"
+                )
         return cls(ops=ops)
 
     def forces_reference(self, op: str) -> bool:

@@ -41,6 +41,15 @@ def test_an_unknown_switch_is_refused_in_a_sentence(text: str) -> None:
         Switch.parse(text, known={"f.x"})
 
 
+def test_a_prepared_weight_is_forced_with_its_whole_family() -> None:
+    """A reference takes what any row prepared; a faster row takes its own only."""
+    known = {"f.prepare_x", "f.x", "g.y"}
+    with pytest.raises(ValueError, match=r"f\.prepare_x and not all ops of f"):
+        Switch.parse("reference:f.prepare_x", known=known)
+    assert Switch.parse("reference:f.prepare_x,f.x", known=known).forces_reference("f.prepare_x")
+    assert Switch.parse("reference:f.x", known=known).ops == {"f.x"}
+
+
 def test_a_table_without_a_reference_last_is_our_mistake() -> None:
     with pytest.raises(AssertionError, match="reference"):
         choose((REFERENCE, PORTABLE), facts=frozenset(), switch=Switch())

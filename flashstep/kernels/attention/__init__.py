@@ -46,8 +46,14 @@ class BlockRows:
 class Attention(Family):
     """Public attention ops."""
 
-    TABLE = tuple(
-        Implementation(op=f"attention.{op}", module="flashstep.kernels.attention.reference") for op in OPS
+    TABLE = (
+        *(
+            Implementation(
+                op=f"attention.{op}", module="flashstep.kernels.attention.triton", needs=frozenset({"sm90"})
+            )
+            for op in OPS
+        ),
+        *(Implementation(op=f"attention.{op}", module="flashstep.kernels.attention.reference") for op in OPS),
     )
 
     def attend_window(

@@ -17,7 +17,13 @@ OPS = ("round_mxfp4", "store_mxfp8", "store_nvfp4", "store_mxfp4")
 class Cast(Family):
     """Public quantisers."""
 
-    TABLE = tuple(Implementation(op=f"cast.{op}", module="flashstep.kernels.cast.reference") for op in OPS)
+    TABLE = (
+        *(
+            Implementation(op=f"cast.{op}", module="flashstep.kernels.cast.triton", needs=frozenset({"sm90"}))
+            for op in OPS
+        ),
+        *(Implementation(op=f"cast.{op}", module="flashstep.kernels.cast.reference") for op in OPS),
+    )
 
     def round_mxfp4(self, x: Tensor) -> Tensor:
         """bf16 [..., C] -> bf16, quantised and dequantised per 32 channels (QM4)."""

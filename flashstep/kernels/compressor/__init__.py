@@ -16,8 +16,17 @@ OPS = ("pool_pairs", "store_tail")
 class Compressor(Family):
     """Public compressor ops."""
 
-    TABLE = tuple(
-        Implementation(op=f"compressor.{op}", module="flashstep.kernels.compressor.reference") for op in OPS
+    TABLE = (
+        *(
+            Implementation(
+                op=f"compressor.{op}", module="flashstep.kernels.compressor.triton", needs=frozenset({"sm90"})
+            )
+            for op in OPS
+        ),
+        *(
+            Implementation(op=f"compressor.{op}", module="flashstep.kernels.compressor.reference")
+            for op in OPS
+        ),
     )
 
     def pool_pairs(

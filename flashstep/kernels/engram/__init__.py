@@ -15,8 +15,14 @@ OPS = ("inject",)
 class Engram(Family):
     """Public Engram op."""
 
-    TABLE = tuple(
-        Implementation(op=f"engram.{op}", module="flashstep.kernels.engram.reference") for op in OPS
+    TABLE = (
+        *(
+            Implementation(
+                op=f"engram.{op}", module="flashstep.kernels.engram.triton", needs=frozenset({"sm90"})
+            )
+            for op in OPS
+        ),
+        *(Implementation(op=f"engram.{op}", module="flashstep.kernels.engram.reference") for op in OPS),
     )
 
     def inject(

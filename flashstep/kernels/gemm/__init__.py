@@ -1,7 +1,8 @@
 """Linear layers (spec/model.md 0): FP8 blocks with quantised inputs, plain bf16, fp32 results, and the grouped output.
 
 Owns the signatures. ``prepare_*`` turn a checkpoint tensor into whatever layout the chosen implementation multiplies with;
-the prepared weight is opaque to the caller. Suffixes: T rows, I inputs, O outputs, G groups.
+the prepared weight is opaque to the caller; its ``double()`` is what the reference would have made, so that the switch can
+force one op alone. Suffixes: T rows, I inputs, O outputs, G groups.
 """
 
 from typing import Any
@@ -27,7 +28,13 @@ OPS = (
 class Gemm(Family):
     """Public linear ops."""
 
-    TABLE = tuple(Implementation(op=f"gemm.{op}", module="flashstep.kernels.gemm.reference") for op in OPS)
+    TABLE = (
+        *(
+            Implementation(op=f"gemm.{op}", module="flashstep.kernels.gemm.triton", needs=frozenset({"sm90"}))
+            for op in OPS
+        ),
+        *(Implementation(op=f"gemm.{op}", module="flashstep.kernels.gemm.reference") for op in OPS),
+    )
 
     def prepare_fp8(self, *weights: QuantTensor) -> Any:
         """E4M3 [O, I] with E8M0 scales per 32 x 32 block, made ready for ``lin8``; several give their outputs side by side."""
@@ -43,7 +50,10 @@ class Gemm(Family):
         return self._loaded["prepare_bf16"](*weights)
 
     def quantise_input(self, x_TI: Tensor) -> Any:
-        """bf16 [T, I], quantised per 32 channels (Q8), made ready for ``lin8`` and ``moe.experts``: once for all who share it."""
+        """bf16 [T, I], quantised per 32 channels (Q8), made ready for ``lin8`` and ``moe.experts``: once for all who share it.
+
+        Gives the quantised values [T, I] in bf16 or wider (exact in each), so that implementations can be mixed.
+        """
         assert x_TI.dtype is torch.bfloat16 and x_TI.ndim == 2
         return self._loaded["quantise_input"](x_TI)
 

@@ -1,7 +1,8 @@
 """Linear layers in plain torch: weights dequantised once, exactly, to float64; one rounding of each result.
 
 A float64 sum of products of numbers with few-bit significands is exact, or so nearly that the rounding cannot tell: results do
-not depend on the number of rows, on chunking or on threads.
+not depend on the number of rows, on chunking or on threads. What another implementation prepared is taken as ``double()`` of it
+(its own is float64 already, and stays as it is).
 """
 
 from typing import Any
@@ -35,19 +36,19 @@ def quantise_input(x_TI: Tensor) -> Tensor:
 
 def lin8(quantised: Any, weight: Any) -> Tensor:
     """See ``Gemm.lin8``."""
-    return (quantised @ weight.T).bfloat16()
+    return (quantised.double() @ weight.double().T).bfloat16()
 
 
 def linb(x_TI: Tensor, weight: Any) -> Tensor:
     """See ``Gemm.linb``."""
-    return (x_TI.double() @ weight.T).bfloat16()
+    return (x_TI.double() @ weight.double().T).bfloat16()
 
 
 def linf(x_TI: Tensor, weight: Any) -> Tensor:
     """See ``Gemm.linf``."""
-    return (x_TI.double() @ weight.T).float()
+    return (x_TI.double() @ weight.double().T).float()
 
 
 def linb_grouped(x_TGI: Tensor, weight: Any) -> Tensor:
     """See ``Gemm.linb_grouped``."""
-    return (x_TGI.double().transpose(0, 1) @ weight).transpose(0, 1).bfloat16()
+    return (x_TGI.double().transpose(0, 1) @ weight.double()).transpose(0, 1).bfloat16()

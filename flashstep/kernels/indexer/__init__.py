@@ -32,8 +32,14 @@ class IndexRows:
 class Indexer(Family):
     """Public indexer ops."""
 
-    TABLE = tuple(
-        Implementation(op=f"indexer.{op}", module="flashstep.kernels.indexer.reference") for op in OPS
+    TABLE = (
+        *(
+            Implementation(
+                op=f"indexer.{op}", module="flashstep.kernels.indexer.triton", needs=frozenset({"sm90"})
+            )
+            for op in OPS
+        ),
+        *(Implementation(op=f"indexer.{op}", module="flashstep.kernels.indexer.reference") for op in OPS),
     )
 
     def top(self, scores_TN: Tensor, *, count: int) -> Tensor:

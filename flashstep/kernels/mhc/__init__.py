@@ -17,10 +17,19 @@ OPS = ("prepare_site", "coefficients", "collapse", "write")
 class Mhc(Family):
     """Public mHC ops."""
 
-    TABLE = tuple(Implementation(op=f"mhc.{op}", module="flashstep.kernels.mhc.reference") for op in OPS)
+    TABLE = (
+        *(
+            Implementation(op=f"mhc.{op}", module="flashstep.kernels.mhc.triton", needs=frozenset({"sm90"}))
+            for op in OPS
+        ),
+        *(Implementation(op=f"mhc.{op}", module="flashstep.kernels.mhc.reference") for op in OPS),
+    )
 
     def prepare_site(self, fn: Tensor, *, base_M: Tensor, scale_3: Tensor, streams: int) -> Any:
-        """fp32 projection [M, S * D] (stream-major columns), base and scales of a site, made ready for ``coefficients``."""
+        """fp32 projection [M, S * D] (stream-major columns), base and scales of a site, made ready for ``coefficients``.
+
+        Its ``double()`` is what the reference would have made, so that the switch can force one op alone.
+        """
         assert fn.dtype is torch.float32 and fn.ndim == 2 and fn.shape[0] == 2 * streams + streams * streams
         assert base_M.dtype is torch.float32 and scale_3.shape == (3,)
         return self._loaded["prepare_site"](fn, base_M=base_M, scale_3=scale_3, streams=streams)

@@ -17,6 +17,9 @@ class PreparedSite(NamedTuple):
     row: Tensor
     column: Tensor
 
+    def double(self) -> "PreparedSite":
+        return self
+
 
 def prepare_site(fn: Tensor, *, base_M: Tensor, scale_3: Tensor, streams: int) -> PreparedSite:
     """See ``Mhc.prepare_site``."""
@@ -36,6 +39,7 @@ def coefficients(
     x_TSD: Tensor, site: Any, *, iterations: int, eps: float, norm_eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See ``Mhc.coefficients``: project first, then multiply by ONE statistic over all streams."""
+    site = site.double()
     streams = x_TSD.shape[1]
     z = x_TSD.flatten(1).double()
     statistic = torch.rsqrt(z.square().mean(-1, keepdim=True) + norm_eps)

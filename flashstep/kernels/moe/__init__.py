@@ -12,13 +12,20 @@ from torch import Tensor
 from flashstep.kernels.registry import Cost, Family, Implementation
 from flashstep.quant.tensor import QuantTensor
 
+SQRT_SOFTPLUS, SOFTMAX = "sqrt_softplus", "softmax"
 OPS = ("prepare_gate", "prepare_experts", "route", "swiglu", "experts")
 
 
 class Moe(Family):
     """Public MoE ops."""
 
-    TABLE = tuple(Implementation(op=f"moe.{op}", module="flashstep.kernels.moe.reference") for op in OPS)
+    TABLE = (
+        *(
+            Implementation(op=f"moe.{op}", module="flashstep.kernels.moe.triton", needs=frozenset({"sm90"}))
+            for op in OPS
+        ),
+        *(Implementation(op=f"moe.{op}", module="flashstep.kernels.moe.reference") for op in OPS),
+    )
 
     def prepare_gate(self, weight_ED: Tensor) -> Any:
         """bf16 [E, D] router weight, made ready for ``route``."""
@@ -30,16 +37,25 @@ class Moe(Family):
         return self._loaded["prepare_experts"](w1, w3, w2)
 
     def route(
-        self, x_TD: Tensor, gate: Any, *, bias_E: Tensor, count: int, scale: float, temperature: float
+        self,
+        x_TD: Tensor,
+        gate: Any,
+        *,
+        bias_E: Tensor,
+        count: int,
+        scale: float,
+        temperature: float,
+        scoring: str = SQRT_SOFTPLUS,
     ) -> tuple[Tensor, Tensor]:
         """bf16 rows -> experts int64 [T, K] ascending and weights fp32 [T, K].
 
-        s = sqrt(softplus(x . gate / temperature)), fp32; the best K of s + bias (lowest id on ties); weights come from the
-        unbiased s, normalised over the chosen, times ``scale``.
+        s = sqrt(softplus(x . gate / temperature)), fp32 (or the logits' softmax, as other models' routers score); the best K
+        of s + bias (lowest id on ties); weights come from the unbiased s, normalised over the chosen, times ``scale``.
         """
         assert x_TD.dtype is torch.bfloat16 and bias_E.dtype is torch.float32
+        assert scoring in (SQRT_SOFTPLUS, SOFTMAX)
         return self._loaded["route"](
-            x_TD, gate, bias_E=bias_E, count=count, scale=scale, temperature=temperature
+            x_TD, gate, bias_E=bias_E, count=count, scale=scale, temperature=temperature, scoring=scoring
         )
 
     def swiglu(self, gate_up_TF: Tensor, *, limit: float) -> Tensor:

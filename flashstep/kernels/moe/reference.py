@@ -9,6 +9,7 @@ from flashstep.quant import mxfp8
 from flashstep.quant.tensor import QuantTensor
 
 SOFTPLUS_LINEAR = 40.0  # beyond it softplus(x) is x, to float64's last bit
+SOFTMAX = "softmax"
 WEIGHT_FLOOR = 1e-20  # a literal of the model, not a norm epsilon
 
 
@@ -31,11 +32,21 @@ def prepare_experts(w1: QuantTensor, w3: QuantTensor, w2: QuantTensor) -> Prepar
 
 
 def route(
-    x_TD: Tensor, gate: Any, *, bias_E: Tensor, count: int, scale: float, temperature: float
+    x_TD: Tensor,
+    gate: Any,
+    *,
+    bias_E: Tensor,
+    count: int,
+    scale: float,
+    temperature: float,
+    scoring: str,
 ) -> tuple[Tensor, Tensor]:
     """See ``Moe.route``."""
-    logits = x_TD.double() @ gate.T / temperature
-    scores = torch.nn.functional.softplus(logits, threshold=SOFTPLUS_LINEAR).sqrt().float()
+    logits = x_TD.double() @ gate.double().T / temperature
+    if scoring == SOFTMAX:
+        scores = logits.softmax(dim=1).float()
+    else:
+        scores = torch.nn.functional.softplus(logits, threshold=SOFTPLUS_LINEAR).sqrt().float()
     # a stable descending sort, and not topk, whose choice among equal scores is arbitrary
     ranked = (scores + bias_E).sort(dim=1, descending=True, stable=True).indices
     experts = ranked[:, :count].sort(dim=1).values
@@ -55,7 +66,7 @@ def experts(
     rows, count = experts_TK.shape
     chosen, order = experts_TK.flatten().sort(stable=True)
     active, lengths = (found.tolist() for found in torch.unique_consecutive(chosen, return_counts=True))
-    gate_up_PF = _by_expert(quantised[order // count], prepared.gate_up, active, lengths).bfloat16()
+    gate_up_PF = _by_expert(quantised.double()[order // count], prepared.gate_up, active, lengths).bfloat16()
     inner_PF = _gated(gate_up_PF, limit=limit).mul_(weights_TK.flatten()[order].unsqueeze(1)).bfloat16()
     inner_PF = mxfp8.quantise_dequantise(inner_PF, dtype=torch.float64)
     y_PD = _by_expert(inner_PF, prepared.down, active, lengths).bfloat16()

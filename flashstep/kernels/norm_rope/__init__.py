@@ -15,8 +15,14 @@ OPS = ("rms", "angles", "rotate", "rotate_inverse")
 class NormRope(Family):
     """Public norm and rotation ops."""
 
-    TABLE = tuple(
-        Implementation(op=f"norm_rope.{op}", module="flashstep.kernels.norm_rope.reference") for op in OPS
+    TABLE = (
+        *(
+            Implementation(
+                op=f"norm_rope.{op}", module="flashstep.kernels.norm_rope.triton", needs=frozenset({"sm90"})
+            )
+            for op in OPS
+        ),
+        *(Implementation(op=f"norm_rope.{op}", module="flashstep.kernels.norm_rope.reference") for op in OPS),
     )
 
     def rms(self, x_TC: Tensor, weight_C: Tensor, *, eps: float) -> Tensor:
