@@ -79,7 +79,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 class SpanResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one span produced: tokens in order, none for a chunk that does not sample.
 
-    ``drafted`` counts the drafts that were verified; all of ``tokens`` but the last are accepted ones.
+    ``drafted`` counts the drafts that were verified, or rejected unseen since a grammar forbids them; all of ``tokens`` but the
+    last are accepted ones.
     """
 
     slot: int

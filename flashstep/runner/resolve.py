@@ -16,11 +16,15 @@ from flashstep.step import Span
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved:
-    """A span with exact numbers, and the drafts that are its last rows (``span.drafts`` counts them)."""
+    """A span with exact numbers, and the drafts that are its last rows (``span.drafts`` counts them).
+
+    ``cut`` drafts more were proposed and fell to the grammar: rejected without a row.
+    """
 
     span: Span
     history: History
     drafts: tuple[int, ...] = ()
+    cut: int = 0
 
     def tokens(self, start: int) -> list[int]:
         """Token ids at positions ``start ..`` to the span's end."""
@@ -49,14 +53,17 @@ def resolve(span: Span, slots: Slots, *, max_model_len: int, by_ratio: bool = Fa
     if room == 0:
         return None
     drafts: tuple[int, ...] = ()
+    cut = 0
     if span.drafts and history.proposal is not None:
         drafts = history.proposal.tokens[: min(span.drafts, room - 1)]
+        proposed = len(drafts)
         drafts = drafts[: _kept(history, drafts, by_ratio=by_ratio)]
+        cut = proposed - len(drafts)
     exact = msgspec.structs.replace(
         span, start=history.length - 1, length=1 + len(drafts), drafts=len(drafts)
     )
     assert exact.start <= span.start, (exact, span)
-    return Resolved(span=exact, history=history, drafts=drafts)
+    return Resolved(span=exact, history=history, drafts=drafts, cut=cut)
 
 
 def _kept(history: History, drafts: Sequence[int], *, by_ratio: bool) -> int:

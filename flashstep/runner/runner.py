@@ -101,7 +101,7 @@ class ModelRunner:
                 tokens=sampled.get(item.span.slot, NOTHING).tokens,
                 logprobs=sampled.get(item.span.slot, NOTHING).logprobs,
                 prompt_logprobs=told,
-                drafted=len(item.drafts),
+                drafted=len(item.drafts) + item.cut,
             )
             for item, told in zip(resolved, prompt_logprobs, strict=True)
         }

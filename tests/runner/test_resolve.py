@@ -67,4 +67,5 @@ def test_a_forbidden_draft_is_kept_only_to_be_rejected(
     span = Span(slot=0, start=7, length=4, sample=True, drafts=3)
     resolved = resolve(span, slots, max_model_len=32, by_ratio=by_ratio)
     assert resolved is not None and resolved.drafts == kept
+    assert resolved.cut == 3 - len(kept), "what is cut was drafted in vain, and is counted"
     assert (resolved.span.start, resolved.span.length, resolved.span.drafts) == (2, 1 + len(kept), len(kept))
