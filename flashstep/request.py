@@ -73,7 +73,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
-    """What speculation did, of one request or of all: steps that verified drafts, how many, and how many stood.
+    """What speculation did, of one request or of all: steps that had drafts, how many, and how many stood.
 
     ``histogram[a]`` counts steps in which ``a`` drafts stood; ``per_position[i]`` counts steps in which draft i stood.
     ``synthetic``: the drafts stood by lot (``rejection_sample_method`` synthetic), whatever they were.
@@ -89,12 +89,12 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_length(self) -> float | None:
-        """Tokens of a step that verified drafts, the one that is no draft included; None if there was no such step."""
+        """Tokens of a step that had drafts, the one that is no draft included; None if there was no such step."""
         return 1 + self.accepted_tokens / self.steps if self.steps else None
 
     @property
     def rate(self) -> float | None:
-        """Share of the verified drafts that stood; None if there were none."""
+        """Share of the drafts that stood; None if there were none."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
     @property

@@ -197,7 +197,7 @@ def _drafters(
 
 
 def table(runs: Sequence[DrafterRun]) -> Table:
-    """One row a drafter; tokens a step are the mean acceptance length of steps that verified drafts."""
+    """One row a drafter; tokens a step are the mean acceptance length of steps that had drafts."""
     shown = Table("drafter", "requests that differ", "steps", "tokens a step")
     for run in runs:
         length = "-" if run.mean_length is None else f"{run.mean_length:.2f}"

@@ -38,7 +38,7 @@ def warn_of_synthetic(options: SpeculativeOptions | None) -> None:
 
 
 def note_acceptance(acceptance: Acceptance | None) -> None:
-    """What speculation did so far, in one line; nothing where no step verified drafts."""
+    """What speculation did so far, in one line; nothing where no step had drafts."""
     if acceptance is None or acceptance.mean_length is None:
         return
     rates = " ".join(f"{rate:.2f}" for rate in acceptance.position_rates)

@@ -94,17 +94,17 @@ class ModelRunner:
         sampled = self._sample(by_span, resolved)
         if self.drafter is not None and plan.propose:
             self._propose([item for item in resolved if item.span.sample], count=plan.propose)
-        results = {
-            item.span.slot: SpanResult(
+        results = {}
+        for item, told in zip(resolved, prompt_logprobs, strict=True):
+            news = sampled.get(item.span.slot, NOTHING)
+            results[item.span.slot] = SpanResult(
                 slot=item.span.slot,
                 request_id=item.history.request.id,
-                tokens=sampled.get(item.span.slot, NOTHING).tokens,
-                logprobs=sampled.get(item.span.slot, NOTHING).logprobs,
+                tokens=news.tokens,
+                logprobs=news.logprobs,
                 prompt_logprobs=told,
                 drafted=len(item.drafts) + item.cut,
             )
-            for item, told in zip(resolved, prompt_logprobs, strict=True)
-        }
         return StepResult(
             step=plan.step,
             spans=tuple(results.get(span.slot) or self._nothing(span) for span in plan.spans),

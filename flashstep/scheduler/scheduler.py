@@ -257,10 +257,10 @@ class Scheduler:
                 self._add_span(job, rows, sketch)
 
     def _admit(self, job: Job, sketch: _Sketch) -> bool:
-        first = job.admissions == 0
-        free = (self._memory.blocks.available, self._memory.window_blocks.available)
         if job.uncertain:
             return False
+        first = job.admissions == 0
+        free = (self._memory.blocks.available, self._memory.window_blocks.available)
         if self._refused is job and free[0] <= self._refused_at[0] and free[1] <= self._refused_at[1]:
             return False  # nothing has come free since: a long prompt is not looked up again in every step
         if not admit(job, self._memory, slot=self._free_slots[0], now=self._clock()):

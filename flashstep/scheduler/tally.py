@@ -5,7 +5,7 @@ from flashstep.request import Acceptance
 
 
 class Tally:
-    """Steps that verified drafts, by how many stood."""
+    """Steps that had drafts, by how many stood."""
 
     __slots__ = ("_draft_tokens", "_histogram", "_speculation")
 

@@ -27,8 +27,11 @@ def families(
     """The counters, under vLLM's names if the acceptance is real; ``names`` and ``values`` are the labels of all metrics."""
     prefix, kind = (SYNTHETIC, "SYNTHETIC: ") if acceptance.synthetic else (REAL, "")
     counts = {
-        "num_drafts": ("Steps of a request that verified drafts.", acceptance.steps),
-        "num_draft_tokens": ("Drafts that were verified.", acceptance.draft_tokens),
+        "num_drafts": ("Steps of a request that had drafts.", acceptance.steps),
+        "num_draft_tokens": (
+            "Drafts that were verified, or that a grammar forbade.",
+            acceptance.draft_tokens,
+        ),
         "num_accepted_tokens": ("Drafts that stood.", acceptance.accepted_tokens),
     }
     for name, (text, value) in counts.items():
@@ -63,7 +66,7 @@ def added(parts: Sequence[Acceptance]) -> Acceptance:
 
 
 class AcceptanceLog:
-    """Tells what came to the counters since it told last; nothing if no step verified drafts."""
+    """Tells what came to the counters since it told last; nothing if no step had drafts."""
 
     def __init__(self, *, now: float) -> None:
         self._before: Acceptance | None = None
