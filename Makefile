@@ -15,14 +15,13 @@ PYTEST_ARGS ?=
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help serve test test-gpu test-compile check fmt clean
+.PHONY: help serve test test-gpu check fmt clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make serve   serve the embedded tiny model on http://$(HOST):$(PORT)/v1  (MODEL=path PORT=8000 ARGS='...')"
 	@echo "make test    everything CI runs: format, lint, types, import contracts, all CPU tests"
 	@echo "make test-gpu  on a machine with a CUDA device and a CUDA build of torch: the engine and the kernels there"
-	@echo "make test-compile  every Triton kernel compiled for sm_90, without a GPU (fetches Triton, 190 MB)"
 	@echo "make check   the same without the slow tests"
 	@echo "make fmt     format and fix what can be fixed"
 	@echo "make clean   remove the environment and every build output"
@@ -35,11 +34,7 @@ test: lint $(VENV)/.installed-dev
 
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/pytest tests/kernels $(PYTEST_ARGS)
-	$(BIN)/pytest -m gpu -s tests/e2e/test_gpu.py $(PYTEST_ARGS)
-
-test-compile: $(VENV)/.installed-dev
-	$(PIP) install -c constraints-cpu.txt -e '.[kernels-ci]'
-	$(BIN)/pytest tests/kernels/test_compile.py $(PYTEST_ARGS)
+	$(BIN)/pytest -m gpu -s tests/e2e tests/bench $(PYTEST_ARGS)
 
 check: lint $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not gpu and not gpus and not slow" $(PYTEST_ARGS)

@@ -22,9 +22,7 @@ from flashstep.kernels.engram import reference as engram
 from flashstep.kernels.indexer import reference as indexer
 from flashstep.kernels.mhc import reference as mhc
 from flashstep.kernels.moe import reference as moe
-from flashstep.kernels.norm_rope import reference as norm_rope
 from flashstep.model.indexer import CandidateIndexer, Indexer, WithinIndexer
-from flashstep.model.mhc import Site
 from flashstep.quant import mxfp4, nvfp4
 from oracle import model as oracle
 
@@ -153,12 +151,27 @@ ATTEND = ("attend_window", "attend_sparse")
 
 
 def serving_no_inverse(patch: Patch) -> None:
-    patch(norm_rope, "rotate_inverse", lambda x, cos_TP, sin_TP: x)
+    patch(attention, "rotate_inverse", lambda x, cos_TP, sin_TP: x)
 
 
 def serving_own_pre(patch: Patch) -> None:
-    collapse = Site.collapse
-    patch(Site, "collapse", lambda self, x, pre: collapse(self, x, self.coefficients(x).pre_TS))
+    enter = mhc.enter
+    patch(
+        mhc,
+        "enter",
+        lambda x, pre, site, *, mean: enter(x, mhc.coefficients(x, site)[:, : x.shape[1]], site, mean=mean),
+    )
+
+
+def serving_transposed(patch: Patch) -> None:
+    write = mhc.write
+
+    def mutated(y: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
+        streams = x.shape[1]
+        comb = coefficients[:, 2 * streams :].unflatten(1, (streams, streams)).mT.flatten(1)
+        return write(y, x, torch.cat((coefficients[:, : 2 * streams], comb), dim=1))
+
+    patch(mhc, "write", mutated)
 
 
 def serving_store(patch: Patch, name: str, first: Callable[[Tensor], Tensor]) -> None:
@@ -214,7 +227,7 @@ MUTATIONS = (
     Mutation(
         name="mHC mix transposed",
         oracle=oracle_transposed,
-        serving=lambda patch: wrap(patch, mhc, ("write",), comb_TSS=lambda comb: comb.mT),
+        serving=serving_transposed,
     ),
     Mutation(
         name="no Q8 on the window",

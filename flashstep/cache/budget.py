@@ -41,7 +41,7 @@ class CacheBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_cache(model: ModelConfig, engine: EngineConfig) -> CacheBudget:
-    """Divide ``engine.kv_cache_memory_bytes`` among the groups; ``ConfigError`` if one request of the wanted length does not fit.
+    """Divide ``engine.cache_bytes`` among the groups; ``ConfigError`` if one request of the wanted length does not fit.
 
     Tails first (a ring for each slot). Then windows: what decoding in every slot and two chunks in flight hold, and, when exact
     hits are cached, a quarter of the rest; never more than half of all. Global blocks get what is left.
@@ -52,7 +52,7 @@ def plan_cache(model: ModelConfig, engine: EngineConfig) -> CacheBudget:
     block_bytes = size * groups.global_bytes_per_pair // 2
     window_block_bytes = size * groups.window_bytes_per_token
     tail_bytes = engine.max_num_seqs * groups.tail_bytes_per_slot
-    memory = engine.kv_cache_memory_bytes - tail_bytes
+    memory = engine.cache_bytes - tail_bytes
     per_request = -(-(groups.sliding_window + _rows_ahead(model, engine) - 1) // size) + 1
     chunk = min(engine.max_num_batched_tokens, wanted)
     live = engine.max_num_seqs * per_request + STEPS_IN_FLIGHT * -(-chunk // size)
@@ -71,7 +71,7 @@ def plan_cache(model: ModelConfig, engine: EngineConfig) -> CacheBudget:
         give = (
             f"num_gpu_blocks_override at least {need_blocks}"
             if engine.num_blocks_override
-            else f"kv_cache_memory_bytes at least {need} (it is {engine.kv_cache_memory_bytes})"
+            else f"kv_cache_memory_bytes at least {need} (it is {engine.cache_bytes})"
         )
         raise ConfigError(
             "the memory plan",
@@ -125,8 +125,22 @@ def _check(model: ModelConfig, engine: EngineConfig) -> None:
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
-def weight_bytes(model: ModelConfig) -> dict[str, int]:
-    """Bytes of the checkpoint as stored, by group; the image tower is left out."""
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank holds, where its view of the configuration does not say it: routed experts, parts of Engram projections."""
+
+    experts: int
+    draft_experts: int
+    engram_parts: int = 1
+
+    @classmethod
+    def all_of(cls, model: ModelConfig) -> "Share":
+        """A single rank holds everything."""
+        return cls(experts=model.n_routed_experts, draft_experts=model.dspark_n_routed_experts)
+
+
+def weight_bytes(model: ModelConfig, share: Share | None = None) -> dict[str, int]:
+    """Bytes of the weights as stored, by group, of the checkpoint or of a rank's ``share``; the image tower is left out."""
+    share = share or Share.all_of(model)
     layers = range(model.num_hidden_layers)
     hidden, bf16, f32 = model.hidden_size, 2, 4
     sources = [spec for spec in model.layers if spec.owns_entries]
@@ -150,15 +164,18 @@ def weight_bytes(model: ModelConfig) -> dict[str, int]:
         "compressor and indexer": compress + select,
         "mHC": len(layers) * _mhc(model),
         "routers": len(layers) * model.n_routed_experts * (hidden * bf16 + 2 * f32),
-        "routed experts": len(layers) * model.n_routed_experts * _expert(model),
+        "routed experts": len(layers) * share.experts * _expert(model),
         "shared experts": len(layers) * _shared_expert(model),
         "Engram projections": len(model.engram_layer_ids)
-        * (_fp8((model.hc_mult + 1) * hidden, engram_in) + 2 * model.hc_mult * hidden * bf16),
+        * (
+            _fp8((model.hc_mult + 1) * hidden // share.engram_parts, engram_in)
+            + 2 * model.hc_mult * hidden * bf16
+        ),
         "Engram tables": sum(
             rows * (model.engram_head_dim + model.engram_head_dim // MX_GROUP)
             for rows in model.engram_num_embeddings
         ),
-        "drafter": _draft(model),
+        "drafter": _draft(model, experts=share.draft_experts),
     }
 
 
@@ -195,12 +212,12 @@ def _shared_expert(m: ModelConfig) -> int:
     return 2 * _fp8(m.moe_intermediate_size, m.hidden_size) + _fp8(m.hidden_size, m.moe_intermediate_size)
 
 
-def _draft(m: ModelConfig) -> int:
+def _draft(m: ModelConfig, *, experts: int) -> int:
     stages, hidden = m.num_nextn_predict_layers, m.hidden_size
     if stages == 0:
         return 0
-    experts = m.dspark_n_routed_experts
-    stage = _attention(m) + _mhc(m) + _shared_expert(m) + experts * (_expert(m) + 2 * hidden + 8)
+    routers = m.dspark_n_routed_experts * (2 * hidden + 8)
+    stage = _attention(m) + _mhc(m) + _shared_expert(m) + experts * _expert(m) + routers
     heads = 2 * (2 * m.vocab_size * m.dspark_markov_rank + hidden + m.dspark_markov_rank + 2 * hidden)
     return stages * stage + _fp8(hidden, len(m.dspark_target_layer_ids) * hidden) + heads
 
@@ -208,11 +225,11 @@ def _draft(m: ModelConfig) -> int:
 # ---- the printed plan ------------------------------------------------------------------------------------------------
 
 
-def report(model: ModelConfig, engine: EngineConfig) -> str:
-    """The whole plan as text: weights, cache groups, what fits and why."""
+def report(model: ModelConfig, engine: EngineConfig, share: Share | None = None) -> str:
+    """The whole plan as text: weights (of a rank's ``share``), cache groups, what fits and why."""
     budget = plan_cache(model, engine)
     groups = _groups(model, engine)
-    weights = weight_bytes(model)
+    weights = weight_bytes(model, share)
     draft_layers = len(groups.window_layers) - model.num_hidden_layers
     drafting = f", {draft_layers} of them the drafter's" if draft_layers else ""
     size = budget.block_size
@@ -224,17 +241,12 @@ def report(model: ModelConfig, engine: EngineConfig) -> str:
     lines += [_line(name, count) for name, count in weights.items() if count]
     lines += [_line("total", sum(weights.values()))]
     if model.engram_layer_ids:
-        places = {
-            "memory": "loaded into memory",
-            "mmap": "memory-mapped on disk, read row by row",
-            "pinned": "in pinned host memory, read row by row",
-        }
-        lines += [f"  The Engram tables are {places[engine.engram_table]} (--engram-table)."]
+        lines += [f"  The Engram tables are {engine.engram.told(engine.device)} (--engram-config)."]
     if weights["drafter"]:
         lines += [f"  The drafter is {'' if draft_layers else 'not '}loaded (--speculative-config)."]
     lines += [
         "",
-        f"Cache: {engine.kv_cache_memory_bytes:,} bytes (--kv-cache-memory-bytes), blocks of {size} tokens",
+        f"Cache: {engine.cache_bytes:,} bytes (--kv-cache-memory-bytes), blocks of {size} tokens",
     ]
     lines += [
         _line("global KV", global_bytes),

@@ -1,6 +1,6 @@
 """The tensors of KV memory, and one view a layer.
 
-Owns one uint8 tensor of blocks a layer (window records), two a KV source (compressed records, index keys), and the fp32 tail
+Owns a uint8 tensor of blocks of all layers' window records, two a KV source (compressed records, index keys), and the fp32 tail
 ring of each ratio-2 source. A layer is given its view when it is built; which block holds what is the block tables' affair.
 """
 
@@ -55,24 +55,14 @@ class CachePool:
                 f"block_size is {block_size}; it must be even, so that a ratio-2 group stays in one block"
             )
 
-        def blocks(count: int, record: Record, records_per_block: int) -> Tensor:
-            size = block_bytes(record, records_per_block=records_per_block)
-            # not cleared: nothing unwritten is ever read (tests poison it), and a pool costs memory only as it fills
-            return torch.empty(count, size, dtype=torch.uint8, device=device)
-
         self.device = device
         self.block_size = block_size
-        self.num_blocks = num_blocks
-        self.num_window_blocks = num_window_blocks
-        self._window = {
-            layer: blocks(num_window_blocks, groups.window, block_size) for layer in groups.window_layers
-        }
-        self._compressed = {
-            s: blocks(num_blocks, groups.compressed, block_size // r) for s, r in groups.sources
-        }
-        self._index_keys = {
-            s: blocks(num_blocks, groups.index_key, block_size // r) for s, r in groups.sources
-        }
+        self._groups = groups
+        self._window: dict[int, Tensor] = {}
+        self._compressed: dict[int, Tensor] = {}
+        self._index_keys: dict[int, Tensor] = {}
+        self._given_out: list[tuple[Planes, dict[int, Tensor], int, Record, int]] = []
+        self._allocate(num_blocks, num_window_blocks)
         self._tail = {
             source: torch.zeros(
                 num_slots, groups.tail_ring, 2, groups.head_dim, dtype=torch.float32, device=device
@@ -80,11 +70,55 @@ class CachePool:
             for source, ratio in groups.sources
             if ratio == 2
         }
-        self._groups = groups
+
+    def _allocate(self, num_blocks: int, num_window_blocks: int) -> None:
+        def blocks(*counts: int, record: Record, records_per_block: int) -> Tensor:
+            size = block_bytes(record, records_per_block=records_per_block)
+            # not cleared: nothing unwritten is ever read (tests poison it), and a pool costs memory only as it fills
+            return torch.empty(*counts, size, dtype=torch.uint8, device=self.device)
+
+        groups, size = self._groups, self.block_size
+        self.num_blocks = num_blocks
+        self.num_window_blocks = num_window_blocks
+        windows = blocks(
+            len(groups.window_layers), num_window_blocks, record=groups.window, records_per_block=size
+        )  # one behind the other, so that the records of all draft layers can be written at once
+        self._window.update(zip(groups.window_layers, windows, strict=True))
+        for source, ratio in groups.sources:
+            records = size // ratio
+            self._compressed[source] = blocks(num_blocks, record=groups.compressed, records_per_block=records)
+            self._index_keys[source] = blocks(num_blocks, record=groups.index_key, records_per_block=records)
+
+    def resize(self, num_blocks: int, num_window_blocks: int) -> None:
+        """Other numbers of blocks, with nothing in them; views that were given out are of the new memory from now on.
+
+        How many fit is known when a model stands over a pool and was measured.
+        """
+        for tensors in (self._window, self._compressed, self._index_keys):
+            tensors.clear()  # given back before anything new is taken
+        for planes, *_ in self._given_out:
+            for plane in planes:
+                _follow(plane, plane.new_empty(0))
+        self._allocate(num_blocks, num_window_blocks)
+        for planes, tensors, layer, record, records in self._given_out:
+            for plane, new in zip(
+                planes, split_planes(tensors[layer], record, records_per_block=records), strict=True
+            ):
+                _follow(plane, new)
+
+    def _planes(self, tensors: dict[int, Tensor], layer: int, record: Record, records: int) -> Planes:
+        planes = split_planes(tensors[layer], record, records_per_block=records)
+        self._given_out.append((planes, tensors, layer, record, records))
+        return planes
+
+    @property
+    def window_layers(self) -> tuple[int, ...]:
+        """The layers that keep windows, the draft's last."""
+        return tuple(self._window)
 
     def window(self, layer: int) -> WindowView:
         """The window records of ``layer``."""
-        planes = split_planes(self._window[layer], self._groups.window, records_per_block=self.block_size)
+        planes = self._planes(self._window, layer, self._groups.window, self.block_size)
         return WindowView(planes=planes, block_size=self.block_size)
 
     def source(self, layer: int) -> SourceView:
@@ -92,12 +126,8 @@ class CachePool:
         ratio = dict(self._groups.sources)[layer]
         records = self.block_size // ratio
         return SourceView(
-            compressed=split_planes(
-                self._compressed[layer], self._groups.compressed, records_per_block=records
-            ),
-            index_keys=split_planes(
-                self._index_keys[layer], self._groups.index_key, records_per_block=records
-            ),
+            compressed=self._planes(self._compressed, layer, self._groups.compressed, records),
+            index_keys=self._planes(self._index_keys, layer, self._groups.index_key, records),
             block_size=self.block_size,
             ratio=ratio,
             tail=self._tail.get(layer),
@@ -124,6 +154,11 @@ class CachePool:
         )
         return sum(t.numel() * t.element_size() for t in tensors)
 
+    def clear(self) -> None:
+        """Zeros everywhere: records that anybody may read (measuring)."""
+        for tensor in (*self._window.values(), *self._compressed.values(), *self._index_keys.values()):
+            tensor.zero_()
+
     def poison(self) -> None:
         """Fill everything with NaN patterns, so that a read of what nobody wrote shows (tests, and debugging)."""
         for tensor in (*self._window.values(), *self._compressed.values(), *self._index_keys.values()):
@@ -140,3 +175,8 @@ class CachePool:
         """Fill the window ``blocks`` (int64 ids) with NaN patterns: they were released."""
         for tensor in self._window.values():
             tensor[blocks] = POISON_BYTE
+
+
+def _follow(view: Tensor, source: Tensor) -> None:
+    """Make ``view`` a view of what ``source`` is one of."""
+    view.set_(source.untyped_storage(), source.storage_offset(), source.shape, source.stride())

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import tyro
 
+from flashstep.cli.bench import Bench
 from flashstep.cli.budget import Budget
 from flashstep.cli.chat import Chat
 from flashstep.cli.check import Check
@@ -29,6 +30,7 @@ Command = (
     | Annotated[Check, tyro.conf.subcommand("check")]
     | Annotated[Budget, tyro.conf.subcommand("budget")]
     | Annotated[Kernels, tyro.conf.subcommand("kernels")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
 )
 
 

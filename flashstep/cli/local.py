@@ -5,16 +5,18 @@ as far as it holds the checkpoint's tokenizer.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flashstep.chat.tokenizer import TextTokenizer
-from flashstep.cli.terminal import NOTES
+from flashstep.cli.terminal import NOTES, note
 from flashstep.config.engine import EngineConfig
 from flashstep.engine.engine import Engine
 from flashstep.ipc.messages import RequestOutput
 from flashstep.request import Acceptance, Request, SamplingParams
-from flashstep.runner.build import build_runner
+from flashstep.runner.build import build
+from flashstep.runner.memory import comparison
 
 
 class LocalModel:
@@ -24,9 +26,12 @@ class LocalModel:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=NOTES, transient=True, disable=not NOTES.is_terminal) as bar:
             task = bar.add_task(f"loading {config.model}", total=None)
-            self.runner = build_runner(
-                config, progress=lambda done, of: bar.update(task, completed=done, total=of)
-            )
+            built = build(config, progress=lambda done, of: bar.update(task, completed=done, total=of))
+        if (
+            built.pool.device.type == "cuda"
+        ):  # on a CPU untouched caches take nothing, and the two cannot be compared
+            note(comparison(built.memory, measured=built.measured_bytes))
+        self.runner = built.runner
         self.engine = Engine(self.runner, seed=config.seed)
         self.max_model_len = self.runner.facts.max_model_len
         self.vocab_size = self.runner.facts.vocab_size
@@ -52,8 +57,9 @@ class LocalModel:
         request = self._request(prompt, params)
         self.engine.add(request)
         try:
-            while self.engine.has_work:
-                yield from self.engine.step()
+            with closing(self.engine.steps()) as steps:
+                for outputs in steps:
+                    yield from outputs
         finally:
             self.engine.abort([request.id])
 

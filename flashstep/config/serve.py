@@ -11,6 +11,7 @@ import msgspec
 
 from flashstep.config.cache import HitPolicy
 from flashstep.config.engine import EngineConfig
+from flashstep.config.engram import EngramOptions
 from flashstep.config.errors import ConfigError
 from flashstep.config.speculative import SpeculativeOptions
 
@@ -24,6 +25,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     load_format: Literal["auto", "dummy"] = "auto"
     """auto reads the checkpoint; dummy makes random weights of its config.json"""
+    emulate: str | None = None
+    """one rank of a larger layout, tpN:RANK or depN:RANK, with dummy weights: for measuring, its texts mean nothing"""
     seed: int = 0
     """makes dummy weights, and the seeds of requests that bring none, repeatable"""
     max_model_len: int | None = None
@@ -38,20 +41,28 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """order of waiting requests; priority: smaller numbers first, ties by arrival"""
     block_size: int = 32
     """tokens a cache block covers (even)"""
-    kv_cache_memory_bytes: int = 1 << 30
-    """bytes shared by all cache groups; `flashstep budget` tells what fits"""
+    kv_cache_memory_bytes: int | None = None
+    """bytes shared by all cache groups; the default is 1 GiB, and on a GPU what --gpu-memory-utilization leaves"""
+    gpu_memory_utilization: float = 0.92
+    """share of the GPU that the engine takes; what is left of it when the model is loaded and was measured holds the caches"""
     num_gpu_blocks_override: int | None = None
     """number of global cache blocks, instead of computing it from the memory"""
     enable_prefix_caching: bool = True
     """reuse the cache blocks of a shared prompt beginning"""
     prefix_hit_policy: HitPolicy = HitPolicy.EXACT
     """exact: a hit gives what a cold run gives; bounded: windows are rebuilt from the last tokens, an approximation"""
-    engram_table: Literal["memory", "mmap", "pinned"] = "memory"
-    """where the Engram rows live: loaded, memory-mapped on disk, or in pinned host memory"""
+    engram_config: str | None = None
+    """where the Engram rows live, as a JSON object of vLLM's fields (cpu_offload, use_thp, dp_shared_memory; docs/model.md)"""
+    numa_bind: bool = False
+    """keep the engine's threads and memory on the NUMA node of its GPU"""
     speculative_config: str | None = None
     """speculation with the checkpoint's draft, as a JSON object of vLLM's fields, '{}' for the defaults (docs/speculation.md)"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """where the model runs; auto: a CUDA device where there is one"""
+    enforce_eager: bool = False
+    """make no CUDA graphs: the engine starts sooner, and every kernel of a step is launched from the host"""
+    batch_invariant: bool = False
+    """tokens never depend on what runs beside a request: kernels that add in another order for other batch sizes are left out"""
     kernels: str = "auto"
     """auto, reference (plain torch everywhere), or reference:FAMILY.OP to force one op"""
 
@@ -72,11 +83,25 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             for name, least in at_least.items()
             if (value := getattr(self, name)) is not None and value < least
         ]
+        if not 0 < self.gpu_memory_utilization <= 1:
+            rules.append(
+                f"--gpu-memory-utilization is {self.gpu_memory_utilization}; it is a share, above 0 and at most 1"
+            )
         if self.block_size % 2:
             rules.append(
                 f"--block-size is {self.block_size}; it must be even, or a pair of tokens would straddle two blocks"
             )
-        rules += self._speculative_problems()
+        if self.emulate is not None and self.load_format != "dummy":
+            rules.append(
+                f"--emulate {self.emulate} builds a rank of random weights; say --load-format dummy too"
+            )
+        for parse in (self.speculative, self.engram):
+            try:
+                parse()
+            except ConfigError as error:
+                rules += [f"{error.subject}: {problem}" for problem in error.problems]
+        if self.numa_bind and self.device == "cpu":
+            rules.append("--numa-bind is set and --device is cpu: there is no GPU to be near to")
         forced = self.kernels.removeprefix(FORCED_OP) if self.kernels.startswith(FORCED_OP) else None
         if forced is None and self.kernels not in KERNEL_CHOICES:
             rules.append(
@@ -88,16 +113,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         return rules
 
-    def _speculative_problems(self) -> list[str]:
-        try:
-            self.speculative()
-        except ConfigError as error:
-            return [f"{error.subject}: {problem}" for problem in error.problems]
-        return []
-
     def speculative(self) -> SpeculativeOptions | None:
         """What ``speculative_config`` says; ``ConfigError`` if it cannot be meant."""
         return None if self.speculative_config is None else SpeculativeOptions.parse(self.speculative_config)
+
+    def engram(self) -> EngramOptions:
+        """What ``engram_config`` says; ``ConfigError`` if it cannot be meant."""
+        return EngramOptions() if self.engram_config is None else EngramOptions.parse(self.engram_config)
 
     def checked(self) -> Self:
         """Itself, or ``ConfigError`` with all problems."""
@@ -110,6 +132,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         return EngineConfig(
             model=model,
             load_format=self.load_format,
+            emulate=self.emulate,
             seed=self.seed,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
@@ -118,12 +141,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             scheduling_policy=self.scheduling_policy,
             block_size=self.block_size,
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            gpu_memory_utilization=self.gpu_memory_utilization,
             num_blocks_override=self.num_gpu_blocks_override,
             enable_prefix_caching=self.enable_prefix_caching,
             hit_policy=self.prefix_hit_policy,
-            engram_table=self.engram_table,
+            engram=self.engram(),
+            numa_bind=self.numa_bind,
             speculative=self.speculative(),
             device=self.device,
+            enforce_eager=self.enforce_eager,
+            batch_invariant=self.batch_invariant,
             kernels=self.kernels,
         )
 

@@ -8,13 +8,14 @@ import enum
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from flashstep.config.errors import ConfigError
 from flashstep.config.model import ModelConfig
+from flashstep.config.objects import read_object
 
 METHOD = "dspark"
 SUBJECT = "--speculative-config"
@@ -74,7 +75,7 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     @classmethod
     def parse(cls, text: str) -> "SpeculativeOptions":
         """The options that the JSON object ``text`` holds, or ``ConfigError`` with everything that is wrong without a model."""
-        fields, problems = _read_object(text)
+        fields, problems = read_object(text, example='{"num_speculative_tokens": 3}')
         values, unreadable = {}, []
         for name, value in fields.items():
             if name not in _READERS:
@@ -262,29 +263,6 @@ def _batch_size_problems(ranges: tuple[tuple[int, int, int], ...], num_tokens: i
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------------
-
-
-def _read_object(text: str) -> tuple[Mapping[str, Any], list[str]]:
-    """The fields of the JSON object ``text``; problems where it is none, or names a field twice."""
-    twice: list[str] = []
-
-    def gather(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        twice.extend(sorted({name for name in names if names.count(name) > 1}))
-        return dict(pairs)
-
-    try:
-        value = json.loads(text, object_pairs_hook=gather)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # also numbers of thousands of digits, and nesting without end
-        return {}, [f'it is not JSON ({error}); expected an object such as {{"num_speculative_tokens": 3}}']
-    if not isinstance(value, dict):
-        return {}, [
-            f'it is {json.dumps(value)}; expected a JSON object such as {{"num_speculative_tokens": 3}}'
-        ]
-    return value, [f"it names {name} twice" for name in twice]
 
 
 def _stranger(name: str) -> str:

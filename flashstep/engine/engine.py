@@ -1,4 +1,4 @@
-"""The engine in one process: add, abort, and a step in three moves, plan, run, commit.
+"""The engine in one process: add, abort, and a step in three moves, plan, run (launch, and wait for the result), commit.
 
 Owns a scheduler and a runner. Takes Requests; gives RequestOutputs. ``loop`` drives the same moves with two steps in flight.
 The door is here: what the scheduler or the sampler could trip over is refused with ``ValueError`` before it is queued.
@@ -6,14 +6,14 @@ The door is here: what the scheduler or the sampler could trip over is refused w
 
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from flashstep.ipc.messages import Ready, RequestOutput, Stats
 from flashstep.request import Constraint, Request, problems
-from flashstep.runner.facts import Runner
+from flashstep.runner.facts import Launched, Runner
 from flashstep.sampling.grammar import problem
 from flashstep.scheduler.progress import Progress
 from flashstep.scheduler.scheduler import MAX_IN_FLIGHT, Scheduler
@@ -105,9 +105,13 @@ class Engine:
         plan = self._scheduler.plan()
         return None if plan is None else Planned(plan, self._scheduler.first_admitted())
 
+    def launch(self, planned: Planned) -> Launched:
+        """Start a planned step, which may not be over then. In order, every plan, always from the same thread."""
+        return self._runner.launch(planned.plan, planned.requests)
+
     def run(self, planned: Planned) -> StepResult:
-        """Run a planned step. In order, every plan, always from the same thread."""
-        return self._runner.run(planned.plan, planned.requests)
+        """Start a planned step and wait for it."""
+        return self.launch(planned).result()
 
     def commit(self, result: StepResult) -> list[RequestOutput]:
         """Take the result of the oldest step in flight."""
@@ -118,16 +122,29 @@ class Engine:
         planned = self.plan()
         return [] if planned is None else self.commit(self.run(planned))
 
+    def steps(self) -> Generator[list[RequestOutput]]:
+        """Run until nothing is left to do, as the loop does it: the next step is launched before a result is waited for.
+
+        Gives the outputs of one step after the other. Requests may be added and aborted in between; whoever leaves early leaves
+        no step in flight.
+        """
+        launched: deque[Launched] = deque()
+        try:
+            while self.has_work:
+                while len(launched) < MAX_IN_FLIGHT and (ahead := self.plan()) is not None:
+                    launched.append(self.launch(ahead))
+                yield self.commit(launched.popleft().result())
+        finally:
+            while launched:
+                self.commit(launched.popleft().result())
+
     def generate(self, requests: Sequence[Request]) -> dict[str, list[RequestOutput]]:
-        """Run ``requests`` to their ends and give all outputs of each, by id. Plans run ahead as in the loop."""
+        """Run ``requests`` to their ends and give all outputs of each, by id."""
         outputs: dict[str, list[RequestOutput]] = {request.id: [] for request in requests}
         for request in requests:
             self.add(request)
-        planned: deque[Planned] = deque()
-        while self.has_work:
-            while len(planned) < MAX_IN_FLIGHT and (ahead := self.plan()) is not None:
-                planned.append(ahead)
-            for output in self.commit(self.run(planned.popleft())):
+        for step in self.steps():
+            for output in step:
                 outputs[output.id].append(output)
         return outputs
 

@@ -1,4 +1,4 @@
-"""The engine behind the wire: plans step N+1 while the runner's thread runs step N, and speaks for both.
+"""The engine behind the wire: plans and launches step N+1 while step N runs, and speaks for both.
 
 Takes an engine, its end of the wire and the thread that the runner lives in; gives one Outputs message a step, Stats at
 most every 100 ms, and Rejected for what the door refuses. Two steps are in flight at most. Knows no process: ``launch``
@@ -13,9 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import zmq
 
-from flashstep.engine.engine import Engine
+from flashstep.engine.engine import Engine, Planned
 from flashstep.ipc.channel import EngineEnd
 from flashstep.ipc.messages import Abort, Outputs, Rejected, RequestOutput, Shutdown, Submit
+from flashstep.runner.facts import Launched
 from flashstep.scheduler.scheduler import MAX_IN_FLIGHT
 from flashstep.step import StepResult
 from flashstep.telemetry.log import Log
@@ -38,7 +39,8 @@ class EngineLoop:
         self._end = end
         self._thread = runner_thread
         self._parent = parent
-        self._futures: deque[Future[StepResult]] = deque()
+        self._launches: deque[Future[Launched]] = deque()  # steps in flight, oldest first
+        self._result: Future[StepResult] | None = None  # of the oldest
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
         self._stats_due = True  # something has changed since the last Stats
@@ -63,7 +65,7 @@ class EngineLoop:
             self._plan_ahead()
             self._tell_stats()
             self._wait()
-            while self._futures and self._futures[0].done():
+            while self._oldest_is_over():
                 self._commit()
         self._wind_up()
 
@@ -84,19 +86,47 @@ class EngineLoop:
                 self._stopping = True
 
     def _plan_ahead(self) -> None:
-        while not self._stopping and len(self._futures) < MAX_IN_FLIGHT:
+        """Launch what can be planned; only then let the runner's thread wait for the oldest step's result."""
+        while not self._stopping and len(self._launches) < MAX_IN_FLIGHT:
             planned = self._engine.plan()
             if planned is None:
-                return
-            future = self._thread.submit(self._engine.run, planned)
-            self._futures.append(future)
-            future.add_done_callback(self._step_returned)
+                break
+            launch = self._thread.submit(self._launch, planned)
+            launch.add_done_callback(lambda _: self._poke())
+            self._launches.append(launch)
+        self._ask_for_result()
 
-    def _step_returned(self, _future: "Future[StepResult]") -> None:
-        os.eventfd_write(self._wake, 1)  # called in the runner's thread
+    def _launch(self, planned: Planned) -> Launched:
+        """In the runner's thread. A step may be over before its result is asked for, while the next one is being launched."""
+        step = self._engine.launch(planned)
+        step.when_over(self._poke)
+        return step
+
+    def _ask_for_result(self) -> None:
+        if self._result is None and self._launches:
+            self._result = self._thread.submit(_result, self._launches[0])
+            self._result.add_done_callback(lambda _: self._poke())
+
+    def _poke(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def _oldest_is_over(self) -> bool:
+        """A step that was over when it was launched does not wait for the launch behind it."""
+        if not self._launches or not self._launches[0].done():
+            return False
+        if self._result is not None and self._result.done():
+            return True
+        failed = self._launches[0].exception() is not None
+        return failed or self._launches[0].result().over
 
     def _commit(self) -> None:
-        self._tell(self._engine.commit(self._futures.popleft().result()))
+        launch, result, self._result = self._launches.popleft(), self._result, None
+        step = launch.result()
+        if step.over:
+            self._tell(self._engine.commit(step.result()))
+        else:
+            assert result is not None
+            self._tell(self._engine.commit(result.result()))
         self._stats_due = self._check_due = True
 
     def _tell(self, outputs: list[RequestOutput]) -> None:
@@ -115,7 +145,7 @@ class EngineLoop:
         timeout = None
         if self._stats_due:
             timeout = math.ceil(max(self._stats_at + STATS_INTERVAL_S - time.monotonic(), 0) * 1000)
-        elif self._check_due and not self._futures:
+        elif self._check_due and not self._launches:
             timeout = IDLE_CHECK_MS
         ready = dict(self._poller.poll(timeout))
         if not ready and not self._stats_due and not self._engine.has_work:
@@ -129,8 +159,14 @@ class EngineLoop:
 
     def _wind_up(self) -> None:
         """Let the steps in flight return, then end every request that is left."""
-        while self._futures:
+        while self._launches:
+            self._ask_for_result()
             self._commit()
         self._tell(self._engine.abort(self._engine.unfinished))
         self._engine.check_integrity()
         log.info("ended", steps=self._engine.stats().steps)
+
+
+def _result(launch: "Future[Launched]") -> StepResult:
+    """In the runner's thread, behind the launch."""
+    return launch.result().result()

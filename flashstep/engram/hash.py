@@ -1,19 +1,20 @@
-"""The n-gram hash of Engram: compressed ids of a token and those before it -> rows of each layer's table.
+"""The n-gram hash of Engram: what makes compressed ids of a token and those before it into rows of each layer's table.
 
-Owns primes, offsets and multipliers (spec/model.md 6.2 - 6.4), all derived from the configuration alone. Takes look-back ids
-in which blocked places already hold PAD. Suffixes: T rows, N look-back columns (newest first), C hash columns (n-major).
+Owns primes, offsets and multipliers (spec/model.md 6.2 - 6.4), all derived from the configuration alone; who hashes is
+``kernels.engram``. Suffixes: N look-back columns (newest first), C hash columns (n-major).
 """
 
 import itertools
 import math
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import torch
-from torch import Tensor
 
 from flashstep.config.errors import ConfigError
 from flashstep.config.model import ModelConfig
+from flashstep.kernels.engram import Hashing
 
 INT64_MAX = (1 << 63) - 1
 SEED_STRIDE = 10007  # the generator of layer l is seeded with 10007 * l
@@ -43,14 +44,21 @@ def multipliers(config: ModelConfig, layer: int) -> tuple[int, ...]:
     return tuple(2 * int(value) + 1 for value in drawn)
 
 
+def smaller_tables(config: ModelConfig, *, rows: int) -> ModelConfig:
+    """``config`` with Engram tables of about ``rows`` rows a layer: for measuring where the real ones do not fit."""
+    if not config.engram_layer_ids:
+        return config
+    buckets = max(rows // config.hash_columns, 2)
+    smaller = msgspec.structs.replace(config, engram_vocab_size=min(buckets, config.engram_vocab_size))
+    sizes = tuple(sum(primes) for primes in bucket_primes(smaller).values())
+    return msgspec.structs.replace(smaller, engram_num_embeddings=sizes)
+
+
 class EngramHash:
-    """Rows of every Engram layer. Refuses a configuration whose table sizes are not the sums of the layer's primes."""
+    """The hashing of every Engram layer. Refuses a configuration whose table sizes are not the sums of the layer's primes."""
 
     def __init__(self, config: ModelConfig, device: torch.device | None = None) -> None:
-        self._multipliers_N: dict[int, Tensor] = {}
-        self._primes_C: dict[int, Tensor] = {}
-        self._offsets_C: dict[int, Tensor] = {}
-        self._heads = config.engram_n_heads
+        self._hashings: dict[int, Hashing] = {}
         problems = []
         for size, (layer, primes) in zip(
             config.engram_num_embeddings, bucket_primes(config).items(), strict=True
@@ -60,23 +68,17 @@ class EngramHash:
                     f"engram_num_embeddings of layer {layer} is {size}; its hash buckets add up to {sum(primes)}"
                 )
             offsets = (0, *itertools.accumulate(primes[:-1]))
-            self._multipliers_N[layer] = torch.tensor(
-                multipliers(config, layer), dtype=torch.int64, device=device
+            multipliers_N, primes_C, offsets_C = (
+                torch.tensor(numbers, dtype=torch.int64, device=device)
+                for numbers in (multipliers(config, layer), primes, offsets)
             )
-            self._primes_C[layer] = torch.tensor(primes, dtype=torch.int64, device=device)
-            self._offsets_C[layer] = torch.tensor(offsets, dtype=torch.int64, device=device)
+            self._hashings[layer] = Hashing(multipliers_N, primes_C, offsets_C)
         if problems:
             raise ConfigError("config.json", problems)
 
-    def rows(self, layer: int, lookback_TN: Tensor) -> Tensor:
-        """int64 [T, N] compressed ids, newest first -> int64 [T, C] rows of ``layer``'s table."""
-        products_TN = lookback_TN * self._multipliers_N[layer]
-        running = products_TN[:, 0]
-        columns = []
-        for place in range(1, products_TN.shape[1]):
-            running = running ^ products_TN[:, place]
-            columns += [running] * self._heads
-        return torch.stack(columns, dim=1) % self._primes_C[layer] + self._offsets_C[layer]
+    def of(self, layer: int) -> Hashing:
+        """What the look-up of ``layer`` hashes with."""
+        return self._hashings[layer]
 
 
 def _primes_from(start: int) -> Iterator[int]:

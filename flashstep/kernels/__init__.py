@@ -11,14 +11,17 @@ import torch
 from flashstep.kernels.attention import Attention
 from flashstep.kernels.cast import Cast
 from flashstep.kernels.compressor import Compressor
+from flashstep.kernels.decode import Decode
 from flashstep.kernels.device import device_facts
 from flashstep.kernels.engram import Engram
+from flashstep.kernels.fused import Fused
 from flashstep.kernels.gemm import Gemm
 from flashstep.kernels.indexer import Indexer
 from flashstep.kernels.mhc import Mhc
 from flashstep.kernels.moe import Moe
 from flashstep.kernels.norm_rope import NormRope
 from flashstep.kernels.registry import AUTO, Choice, Implementation, Switch, choose
+from flashstep.kernels.sampling import Sampling
 
 TABLE: tuple[Implementation, ...] = (
     *Gemm.TABLE,
@@ -30,6 +33,9 @@ TABLE: tuple[Implementation, ...] = (
     *Attention.TABLE,
     *Moe.TABLE,
     *Engram.TABLE,
+    *Fused.TABLE,
+    *Sampling.TABLE,
+    *Decode.TABLE,
 )
 
 
@@ -46,17 +52,25 @@ class Ops:
     attention: Attention
     moe: Moe
     engram: Engram
+    fused: Fused
+    sampling: Sampling
+    decode: Decode
 
 
-def choices(device: torch.device, *, kernels: str = AUTO) -> dict[str, Choice]:
-    """The chosen row of each op on ``device``; ``kernels`` is "auto", "reference" or "reference:family.op,..."."""
+def choices(device: torch.device, *, kernels: str = AUTO, batch_invariant: bool = False) -> dict[str, Choice]:
+    """The chosen row of each op on ``device``; ``kernels`` is "auto", "reference" or "reference:family.op,...".
+
+    ``batch_invariant`` leaves out the rows whose results may depend on how many rows stand side by side.
+    """
     switch = Switch.parse(kernels, known={row.op for row in TABLE})
-    return choose(TABLE, facts=device_facts(device), switch=switch)
+    facts = device_facts(device, batch_invariant=batch_invariant)
+    return choose(TABLE, facts=facts, switch=switch)
 
 
-def choose_ops(device: torch.device, *, kernels: str = AUTO) -> Ops:
-    """Load the chosen implementations. ValueError if ``kernels`` is not understood."""
-    loaded = {op: choice.load() for op, choice in choices(device, kernels=kernels).items()}
+def choose_ops(device: torch.device, *, kernels: str = AUTO, batch_invariant: bool = False) -> Ops:
+    """Load the chosen implementations, see ``choices``. ValueError if ``kernels`` is not understood."""
+    chosen = choices(device, kernels=kernels, batch_invariant=batch_invariant)
+    loaded = {op: choice.load() for op, choice in chosen.items()}
     return Ops(
         gemm=Gemm(loaded),
         norm_rope=NormRope(loaded),
@@ -67,4 +81,7 @@ def choose_ops(device: torch.device, *, kernels: str = AUTO) -> Ops:
         attention=Attention(loaded),
         moe=Moe(loaded),
         engram=Engram(loaded),
+        fused=Fused(loaded),
+        sampling=Sampling(loaded),
+        decode=Decode(loaded),
     )

@@ -1,4 +1,4 @@
-"""``python -m flashstep.kernels [auto|reference|reference:family.op,...]``: print the table op x implementation."""
+"""``python -m flashstep.kernels [auto|reference|reference:family.op,...] [--batch-invariant]``: print op x implementation."""
 
 import sys
 
@@ -6,11 +6,16 @@ import torch
 
 from flashstep.kernels import TABLE, choices
 
+BATCH_INVARIANT = "--batch-invariant"
+
 
 def main() -> None:
     """Print one line an implementation: chosen, or why not."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = choices(device, kernels=sys.argv[1] if len(sys.argv) > 1 else "auto")
+    words = [word for word in sys.argv[1:] if word != BATCH_INVARIANT]
+    chosen = choices(
+        device, kernels=words[0] if words else "auto", batch_invariant=BATCH_INVARIANT in sys.argv[1:]
+    )
     width = max(len(row.op) for row in TABLE)
     lines = [f"device: {device}"]
     for op, choice in chosen.items():

@@ -25,7 +25,8 @@ class ForwardBatch:
                               already hold the compressed PAD id (spec/model.md 6.4)
     tail_start_R       int64 or None  the first position that layers past the last KV source run on, and the first whose
                               window record they may read (spec/model.md 9); None: every row runs everywhere
-    logit_rows         int64  the rows whose logits are wanted, counted among those that run to the end
+    tail_rows          int64 or None  the rows at or after it; None: all of them
+    logit_rows         int64 or None  the rows whose logits are wanted, counted among those that run to the end; None: all of them
     """
 
     input_ids_T: Tensor
@@ -37,8 +38,9 @@ class ForwardBatch:
     window_start_R: Tensor
     store_T: Tensor
     lookback_TN: Tensor
-    logit_rows: Tensor
+    logit_rows: Tensor | None
     tail_start_R: Tensor | None = None
+    tail_rows: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,22 +1,23 @@
-"""One layer as a module: Engram where it has one, attention, MoE, each sublayer inside its hyper-connection.
+"""One layer as a module: Engram where it has one, attention, MoE, each sublayer behind its hyper-connection.
 
-The backbone's layers and the draft's are the same class with other parameters and another attention. Takes and gives ``State``;
-what a row is, only the attention knows. Suffixes: T rows, S streams, D width, L query latent.
+A layer is: boundary, publish, attend, boundary, MoE; what the MoE gives is written by the next layer's first boundary. The
+backbone's layers and the draft's are the same class with other parameters and another attention. Takes and gives ``State``;
+what a row is, only the attention knows. Suffixes: T rows, S streams, D width, M coefficients.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from flashstep.config.model import ModelConfig
 from flashstep.kernels import Ops
+from flashstep.kernels.mhc import Entered, Hidden
 from flashstep.model.engram import EngramInjection
 from flashstep.model.indexer import Selection
-from flashstep.model.linear import Norm
-from flashstep.model.mhc import Site
+from flashstep.model.mhc import Site, Streams
 from flashstep.model.moe import MoE
 from flashstep.model.parameters import Parameters
 from flashstep.model.rows import Rows
@@ -29,28 +30,35 @@ AnyRows = TypeVar("AnyRows", contravariant=True)  # Rows in the backbone, DraftR
 class State:
     """What passes from layer to layer.
 
-    Streams bf16 [T, S, D], the read vector fp32 [T, S], the selection in force, and the features that the draft wants: bf16
-    [T, D] of each of its target layers so far.
+    The streams behind the last sublayer (before the first: the embedding's, bf16 [T, S, D]), the selection in force, and the
+    features that the draft wants: bf16 [T, D] of each of its target layers so far.
+    """
+
+    streams: Streams | Tensor
+    selection: Selection | None = None
+    features: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inside:
+    """What stands between a layer's first boundary and its second: the streams that enter the attention, and what it reads.
+
+    ``latent`` is the attention's own: what ``publish`` made of it for ``attend``.
     """
 
     x_TSD: Tensor
-    pre_TS: Tensor
-    selection: Selection | None
-    features: tuple[Tensor, ...] = ()
+    coefficients_TM: Tensor
+    hidden: Hidden
+    latent: Any
+    features: tuple[Tensor, ...]
 
-    @classmethod
-    def first(cls, x_TSD: Tensor) -> "State":
-        """Before the first site the streams are equal copies of the embedding: read one of them."""
-        pre_TS = x_TSD.new_zeros(x_TSD.shape[:2], dtype=torch.float32)
-        pre_TS[:, 0] = 1
-        return cls(x_TSD=x_TSD, pre_TS=pre_TS, selection=None)
-
-    def keep(self, kept: Tensor) -> "State":
-        """The state of rows ``kept`` (int64); a selection does not outlive the last source's layer."""
-        return State(
+    def keep(self, kept: Tensor) -> "Inside":
+        """The same for rows ``kept`` (int64) only."""
+        return Inside(
             x_TSD=self.x_TSD[kept],
-            pre_TS=self.pre_TS[kept],
-            selection=None,
+            coefficients_TM=self.coefficients_TM[kept],
+            hidden=self.hidden.keep(kept),
+            latent=self.latent[kept],
             features=tuple(feature_TD[kept] for feature_TD in self.features),
         )
 
@@ -58,10 +66,10 @@ class State:
 class Attention(Protocol[AnyRows]):
     """What a block asks of its attention; see ``attention`` and ``dspark``."""
 
-    def publish(self, x_TD: Tensor, rows: AnyRows) -> Tensor: ...
+    def publish(self, hidden: Hidden, rows: AnyRows) -> Any: ...
 
     def attend(
-        self, x_TD: Tensor, latent_TL: Tensor, rows: AnyRows, selection: Selection | None
+        self, hidden: Hidden, latent: Any, rows: AnyRows, selection: Selection | None
     ) -> tuple[Tensor, Selection | None]: ...
 
 
@@ -83,74 +91,92 @@ class Block(Generic[AnyRows]):
         engram: EngramInjection | None = None,
         captures: bool = False,
     ) -> None:
+        self._mhc = ops.mhc
         self._engram = engram
         self._captures = captures
-        self._attention_site = Site(config, parameters, f"{prefix}.hc_attn", ops=ops)
-        self._attention_norm = Norm(parameters, f"{prefix}.attn_norm", eps=config.rms_norm_eps, ops=ops)
+        self._attention_site = Site(config, parameters, prefix, "attn", ops=ops)
         self._attention = attention
-        self._ffn_site = Site(config, parameters, f"{prefix}.hc_ffn", ops=ops)
-        self._ffn_norm = Norm(parameters, f"{prefix}.ffn_norm", eps=config.rms_norm_eps, ops=ops)
+        self._ffn_site = Site(config, parameters, prefix, "ffn", ops=ops)
         self._moe = MoE(config, parameters, f"{prefix}.ffn", ops=ops, experts_per_token=experts_per_token)
 
     def forward(self, state: State, rows: AnyRows) -> State:
         """All rows through the layer."""
-        x_TSD, u_TD = self._enter(state, rows)
-        latent_TL = self._attention.publish(u_TD, rows)
-        return self._rest(replace(state, x_TSD=x_TSD), u_TD, latent_TL, rows)
+        return self._rest(self._publish(state, rows), rows, state.selection)
 
-    def forward_tail(self, state: State, rows: AnyRows, *, kept: Tensor, kept_rows: AnyRows) -> State:
-        """All rows publish, only ``kept`` (int64 row numbers) go on: the last KV source under bounded replay."""
-        x_TSD, u_TD = self._enter(state, rows)
-        latent_TL = self._attention.publish(u_TD, rows)
+    def forward_tail(self, state: State, rows: AnyRows, *, kept: Tensor, kept_rows: AnyRows) -> State | None:
+        """All rows publish, only ``kept`` (int64 row numbers) go on: the last KV source under bounded replay.
+
+        None where nobody goes on: the chunk ends before anybody's last rows. A selection does not outlive this layer.
+        """
+        inside = self._publish(state, rows)
         assert state.selection is None or state.selection.candidates_TM is None, (
             "candidates cannot precede the last source"
         )
-        state = replace(state, x_TSD=x_TSD).keep(kept)
-        if kept.numel() == 0:  # the chunk ends before anybody's last rows
-            return state
-        return self._rest(state, u_TD[kept], latent_TL[kept], kept_rows)
+        if kept.numel() == 0:
+            return None
+        return self._rest(inside.keep(kept), kept_rows, None)
 
-    def _enter(self, state: State, rows: AnyRows) -> tuple[Tensor, Tensor]:
+    def _publish(self, state: State, rows: AnyRows) -> Inside:
+        x_TSD, (coefficients_TM, hidden, mean_TD) = self._enter(state.streams, rows)
+        return Inside(
+            x_TSD=x_TSD,
+            coefficients_TM=coefficients_TM,
+            hidden=hidden,
+            latent=self._attention.publish(hidden, rows),
+            features=state.features if mean_TD is None else (*state.features, mean_TD),
+        )
+
+    def _enter(self, streams: Streams | Tensor, rows: AnyRows) -> tuple[Tensor, Entered]:
         if self._engram is None:
-            return _by_tiles(self._read_tile, state.x_TSD, state.pre_TS)
+            if isinstance(streams, Tensor):
+                return _by_tiles(self._begin_tile, streams)
+            return _by_tiles(self._boundary_tile, *streams)
         assert isinstance(rows, Rows), "only the backbone has Engram layers"
-        return _by_tiles(self._inject_tile, state.x_TSD, state.pre_TS, rows.lookback_TN)
+        if isinstance(streams, Tensor):
+            return _by_tiles(self._begin_injected_tile, streams, rows.lookback_TN)
+        return _by_tiles(self._inject_tile, *streams, rows.lookback_TN)
 
-    def _inject_tile(self, x_TSD: Tensor, pre_TS: Tensor, lookback_TN: Tensor) -> tuple[Tensor, Tensor]:
+    def _begin_tile(self, x_TSD: Tensor) -> tuple[Tensor, Entered]:
+        return x_TSD, self._attention_site.begin(x_TSD, mean=self._captures)
+
+    def _begin_injected_tile(self, x_TSD: Tensor, lookback_TN: Tensor) -> tuple[Tensor, Entered]:
         assert self._engram is not None
-        return self._read_tile(self._engram(x_TSD, lookback_TN), pre_TS)
+        return self._begin_tile(self._engram(x_TSD.contiguous(), lookback_TN))
 
-    def _read_tile(self, x_TSD: Tensor, pre_TS: Tensor) -> tuple[Tensor, Tensor]:
-        return x_TSD, self._attention_norm(self._attention_site.collapse(x_TSD, pre_TS))
+    def _boundary_tile(self, *streams: Tensor) -> tuple[Tensor, Entered]:
+        return self._attention_site.boundary(Streams(*streams), mean=self._captures)
 
-    def _rest(self, state: State, u_TD: Tensor, latent_TL: Tensor, rows: AnyRows) -> State:
-        """``state`` holds the streams that enter the attention."""
-        features = state.features
-        if self._captures:
-            features = (*features, self._mean(state.x_TSD))
-        y_TD, selection = self._attention.attend(u_TD, latent_TL, rows, state.selection)
-        x_TSD, pre_TS = _by_tiles(self._leave_tile, state.x_TSD, y_TD)
-        return State(x_TSD=x_TSD, pre_TS=pre_TS, selection=selection, features=features)
+    def _inject_tile(
+        self, y_TD: Tensor, x_TSD: Tensor, coefficients_TM: Tensor, lookback_TN: Tensor
+    ) -> tuple[Tensor, Entered]:
+        assert self._engram is not None
+        x_TSD = self._engram(self._mhc.write(y_TD, x_TSD, coefficients_TM), lookback_TN)
+        return x_TSD, self._attention_site.enter(x_TSD, coefficients_TM, mean=self._captures)
 
-    def _leave_tile(self, x_TSD: Tensor, y_TD: Tensor) -> tuple[Tensor, Tensor]:
+    def _rest(self, inside: Inside, rows: AnyRows, selection: Selection | None) -> State:
+        y_TD, selection = self._attention.attend(inside.hidden, inside.latent, rows, selection)
+        streams = _by_tiles(self._ffn_tile, y_TD, inside.x_TSD, inside.coefficients_TM)
+        return State(streams=Streams(*streams), selection=selection, features=inside.features)
+
+    def _ffn_tile(self, *streams: Tensor) -> Streams:
         """Attention's output into the streams it was read from, and the FFN."""
-        attention = self._attention_site.coefficients(x_TSD)
-        x_TSD = self._attention_site.write(y_TD, x_TSD, attention)
-        ffn = self._ffn_site.coefficients(x_TSD)
-        u_TD = self._ffn_norm(self._ffn_site.collapse(x_TSD, attention.pre_TS))
-        return self._ffn_site.write(self._moe(u_TD), x_TSD, ffn), ffn.pre_TS
-
-    def _mean(self, x_TSD: Tensor) -> Tensor:
-        """bf16 [T, D]: the streams' mean, which is a collapse with equal shares."""
-        streams = x_TSD.shape[1]
-        shares_TS = x_TSD.new_full(x_TSD.shape[:2], 1 / streams, dtype=torch.float32)
-        return self._attention_site.collapse(x_TSD, shares_TS)
+        x_TSD, entered = self._ffn_site.boundary(Streams(*streams))
+        return Streams(self._moe(entered.hidden), x_TSD, entered.coefficients_TM)
 
 
-def _by_tiles(step: Callable[..., tuple[Tensor, Tensor]], *tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """``step`` on ``TILE_ROWS`` rows at a time: no row sees another there, and what a tile works on stays in a core's cache."""
-    tiles = [step(*tile) for tile in zip(*(tensor.split(TILE_ROWS) for tensor in tensors), strict=True)]
-    if len(tiles) == 1:
-        return tiles[0]
-    first, second = zip(*tiles, strict=True)
-    return torch.cat(first), torch.cat(second)
+def _by_tiles(step: Callable[..., Any], *tensors: Tensor) -> Any:
+    """``step``, whose results are nested tuples of rows, on ``TILE_ROWS`` rows at a time on a CPU, and on all of them elsewhere.
+
+    No row sees another there; on a CPU, what a tile works on stays in a core's cache.
+    """
+    tile_rows = TILE_ROWS if tensors[0].device.type == "cpu" else max(tensors[0].shape[0], 1)
+    tiles = [step(*tile) for tile in zip(*(tensor.split(tile_rows) for tensor in tensors), strict=True)]
+    return tiles[0] if len(tiles) == 1 else _joined(tiles)
+
+
+def _joined(tiles: list[Any]) -> Any:
+    first = tiles[0]
+    if first is None or isinstance(first, Tensor):
+        return None if first is None else torch.cat(tiles)
+    parts = [_joined(list(part)) for part in zip(*tiles, strict=True)]
+    return tuple(parts) if type(first) is tuple else type(first)(*parts)

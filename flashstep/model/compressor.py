@@ -5,56 +5,20 @@ ratio 1 every token makes one and there is no gate. The un-rotated latent feeds 
 token.
 """
 
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor
 
 from flashstep.cache.pool import SourceView
 from flashstep.config.model import ModelConfig
 from flashstep.kernels import Ops
-from flashstep.model.linear import LinearB, LinearF, Norm
+from flashstep.model.linear import LinearB, LinearF
 from flashstep.model.parameters import Parameters
 from flashstep.model.rows import Rows
 
 
-class Pooling(Protocol):
-    """Hidden rows -> bf16 latents [T, C], meaningful where a row closes a group."""
-
-    def __call__(self, x_TD: Tensor, rows: Rows) -> Tensor: ...
-
-
-class PairPooling:
+class PairPublisher:
     """Ratio 2: channelwise softmax over the two tokens of an aligned pair."""
-
-    def __init__(
-        self, config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops, tail: Tensor
-    ) -> None:
-        self._compressor = ops.compressor
-        self._wkv_wgate = LinearF(parameters, f"{prefix}.wkv", f"{prefix}.wgate", ops=ops)
-        self._norm = Norm(parameters, f"{prefix}.norm", eps=config.rms_norm_eps, ops=ops)
-        self._tail = tail
-
-    def __call__(self, x_TD: Tensor, rows: Rows) -> Tensor:
-        value_TC, score_TC = self._wkv_wgate(x_TD).chunk(2, dim=1)
-        place = {"tail": self._tail, "slot_T": rows.slot_T, "positions_T": rows.positions_T}
-        pooled_TC = self._compressor.pool_pairs(value_TC, score_TC, **place)
-        self._compressor.store_tail(value_TC, score_TC, **place)
-        return self._norm(pooled_TC)
-
-
-class PlainPooling:
-    """Ratio 1: one latent a token."""
-
-    def __init__(self, config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops) -> None:
-        self._wkv = LinearB(parameters, f"{prefix}.wkv", ops=ops)
-        self._norm = Norm(parameters, f"{prefix}.norm", eps=config.rms_norm_eps, ops=ops)
-
-    def __call__(self, x_TD: Tensor, rows: Rows) -> Tensor:
-        return self._norm(self._wkv(x_TD))
-
-
-class Publisher:
-    """Writes the compressed records and index keys of one KV source."""
 
     def __init__(
         self,
@@ -64,29 +28,82 @@ class Publisher:
         *,
         ops: Ops,
         view: SourceView,
-        frequencies: Tensor,
+        tail: Tensor,
     ) -> None:
-        self._pooling: Pooling
-        if view.tail is not None:
-            self._pooling = PairPooling(config, parameters, f"{prefix}.compressor", ops=ops, tail=view.tail)
-        else:
-            self._pooling = PlainPooling(config, parameters, f"{prefix}.compressor", ops=ops)
+        self._fused = ops.fused
+        within = f"{prefix}.compressor"
+        self._wkv_wgate = LinearF(parameters, f"{within}.wkv", f"{within}.wgate", ops=ops)
+        self._norm_C = parameters.plain(f"{within}.norm.weight")
         self._wk = LinearB(parameters, f"{prefix}.indexer.wk", ops=ops)
-        self._k_norm = Norm(parameters, f"{prefix}.indexer.k_norm", eps=config.rms_norm_eps, ops=ops)
-        self._norm_rope, self._cast = ops.norm_rope, ops.cast
+        self._key_norm_K = parameters.plain(f"{prefix}.indexer.k_norm.weight")
+        self._eps = config.rms_norm_eps
         self._view = view
-        self._frequencies = frequencies
+        self._tail = tail
 
     def publish(self, x_TD: Tensor, rows: Rows) -> None:
         """Store what the rows close; rows that close nothing, or that replay, write no record."""
-        latent_TC = self._pooling(x_TD, rows)
-        ratio = self._view.ratio
-        first_T = (rows.positions_T - (ratio - 1)).clamp(
-            min=0
-        )  # even rows of ratio 2 write nothing: any angle will do
-        rotation = self._norm_rope.angles(first_T, self._frequencies)
-        slot_T = rows.entry_slot_T[ratio]
-        key_TK = self._norm_rope.rotate(self._k_norm(self._wk(latent_TC)), *rotation)
-        self._cast.store_mxfp4(key_TK, self._view.index_keys, slot_T=slot_T)
-        entry_TC = self._norm_rope.rotate(latent_TC, *rotation)
-        self._cast.store_nvfp4(entry_TC, self._view.compressed, slot_T=slot_T)
+        cos_TP, sin_TP = rows.entry_rotation[2]
+        stores: dict[str, Any] = {
+            "eps": self._eps,
+            "cos_TP": cos_TP,
+            "sin_TP": sin_TP,
+            "slot_T": rows.entry_slot_T[2],
+        }
+        ring: dict[str, Any] = {
+            "tail": self._tail,
+            "row_slot_T": rows.slot_T,
+            "positions_T": rows.positions_T,
+        }
+        product_TX = self._wkv_wgate(x_TD)
+        latent_TC = self._fused.publish_pairs(
+            product_TX, self._norm_C, planes=self._view.compressed, **stores, **ring
+        )
+        self._fused.store_key_and_tail(
+            self._wk(latent_TC),
+            self._key_norm_K,
+            planes=self._view.index_keys,
+            product_TX=product_TX,
+            **stores,
+            **ring,
+        )
+
+
+class TokenPublisher:
+    """Ratio 1: one latent a token."""
+
+    def __init__(
+        self, config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops, view: SourceView
+    ) -> None:
+        self._fused = ops.fused
+        self._wkv = LinearB(parameters, f"{prefix}.compressor.wkv", ops=ops)
+        self._norm_C = parameters.plain(f"{prefix}.compressor.norm.weight")
+        self._wk = LinearB(parameters, f"{prefix}.indexer.wk", ops=ops)
+        self._key_norm_K = parameters.plain(f"{prefix}.indexer.k_norm.weight")
+        self._eps = config.rms_norm_eps
+        self._view = view
+
+    def publish(self, x_TD: Tensor, rows: Rows) -> None:
+        """Store every row's entry; rows that replay write no record."""
+        cos_TP, sin_TP = rows.entry_rotation[1]
+        stores: dict[str, Any] = {
+            "eps": self._eps,
+            "cos_TP": cos_TP,
+            "sin_TP": sin_TP,
+            "slot_T": rows.entry_slot_T[1],
+        }
+        latent_TC = self._fused.publish_rows(
+            self._wkv(x_TD), self._norm_C, planes=self._view.compressed, **stores
+        )
+        self._fused.store_key(self._wk(latent_TC), self._key_norm_K, planes=self._view.index_keys, **stores)
+
+
+Publisher = PairPublisher | TokenPublisher
+
+
+def publisher_of(
+    config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops, view: SourceView
+) -> Publisher:
+    """The publisher of the KV source ``view``: a tail ring means pairs."""
+    if view.tail is None:
+        return TokenPublisher(config, parameters, prefix, ops=ops, view=view)
+    return PairPublisher(config, parameters, prefix, ops=ops, view=view, tail=view.tail)

@@ -3,8 +3,8 @@
 ``remember`` leaves a record of each row of the target in the draft layers' windows, which are paged like any other layer's;
 ``propose`` runs one block of places at once and gives each place's logits, ``markov`` and ``confidence`` what one token more
 adds to them. Knows no sampling: who walks the block chooses its tokens.
-Suffixes: T rows, R requests (one block each), K places of a block, D width, F features, L query latent, C head channels,
-M Markov rank, V vocabulary.
+Suffixes: T rows, R requests (one block each), K places of a block, D width, F features, S draft layers, L query latent,
+C head channels, M Markov rank, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,14 @@ from flashstep.cache.pool import CachePool, WindowView
 from flashstep.config.model import ModelConfig
 from flashstep.kernels import Ops
 from flashstep.kernels.attention import BlockRows
+from flashstep.kernels.mhc import Hidden
 from flashstep.model.attention import Projections
 from flashstep.model.batch import DraftBatch
 from flashstep.model.block import Block, State
-from flashstep.model.embedding import Embedding, Head
+from flashstep.model.embedding import Embedding
 from flashstep.model.indexer import Selection
-from flashstep.model.linear import Linear8, LinearF, Norm
+from flashstep.model.linear import Linear8, LinearF
+from flashstep.model.mhc import Exit, Streams
 from flashstep.model.parameters import Parameters
 from flashstep.model.rope import window_frequencies
 from flashstep.model.rows import Rotation, Rows
@@ -57,34 +59,34 @@ class DraftAttention:
         self, config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops, window: WindowView
     ) -> None:
         self._projections = Projections(config, parameters, prefix, ops=ops, window=window)
-        self._wq_a = Linear8(parameters, f"{prefix}.wq_a", ops=ops)
-        self._wkv = Linear8(parameters, f"{prefix}.wkv", ops=ops)
         self._attention = ops.attention
 
-    def remember(self, context: Any, rows: Rows) -> None:
-        """Write the context record of each of the target's rows; ``context`` is [T, D], quantised, the same for all layers."""
-        self._projections.store(self._wkv.product(context), rows, rows.window_rotation)
-
-    def publish(self, x_TD: Tensor, rows: DraftRows) -> Tensor:
-        """-> the query latent [T, L]. The block leaves nothing behind."""
-        return self._wq_a(x_TD)
+    def publish(self, hidden: Hidden, rows: DraftRows) -> tuple[Any, Tensor]:
+        """-> the query latent [T, L], quantised, and the keys bf16 [T, C]. The block leaves nothing behind."""
+        return self._projections.latent_and_key(hidden, rows.rotation)
 
     def attend(
-        self, x_TD: Tensor, latent_TL: Tensor, rows: DraftRows, selection: Selection | None
+        self,
+        hidden: Hidden,
+        latent: tuple[Any, Tensor],
+        rows: DraftRows,
+        selection: Selection | None,
     ) -> tuple[Tensor, Selection | None]:
         """-> output [T, D]; there is no selection."""
         p, blocks = self._projections, (rows.attention.position_R.shape[0], -1)
-        q_THC = p.queries(p.latent(latent_TL), rows.rotation)
-        k_TC = p.key(self._wkv(x_TD), rows.rotation)
+        quantised, k_TC = latent
+        cos_TP, sin_TP = rows.rotation
         o_RKHC = self._attention.attend_block(
-            q_THC.unflatten(0, blocks),
+            p.queries(quantised)[0].unflatten(0, blocks),
             k_TC.unflatten(0, blocks),
+            cos_TP=cos_TP,
+            sin_TP=sin_TP,
             window=p.window.planes,
             rows=rows.attention,
             width=p.width,
             sink_H=p.sink_H,
         )
-        return p.output(o_RKHC.flatten(0, 1), rows.rotation), selection
+        return p.output(o_RKHC.flatten(0, 1)), selection
 
 
 class DraftModel:
@@ -103,38 +105,36 @@ class DraftModel:
         embedding: Embedding,
         head: LinearF,
     ) -> None:
-        stages, eps = config.num_nextn_predict_layers, config.rms_norm_eps
+        stages = config.num_nextn_predict_layers
         assert stages, "the model has no draft layers"
         last = f"{DRAFT}{stages - 1}"
         self.width = config.dspark_block_size  # places of a block, however few of them are wanted
         self._noise = config.dspark_noise_token_id
         self._frequencies = window_frequencies(config).to(pool.device)
-        self._norm_rope, self._mhc, self._gemm = ops.norm_rope, ops.mhc, ops.gemm
+        self._norm_rope, self._fused, self._sampling = ops.norm_rope, ops.fused, ops.sampling
         self._main = Linear8(parameters, f"{DRAFT}0.main_proj", ops=ops)
-        self._main_norm = Norm(parameters, f"{DRAFT}0.main_norm", eps=eps, ops=ops)
-        self._attentions = [
-            DraftAttention(
-                config,
-                parameters,
-                f"{DRAFT}{stage}.attn",
-                ops=ops,
-                window=pool.window(config.num_hidden_layers + stage),
-            )
-            for stage in range(stages)
-        ]
+        self._main_norm_weight = parameters.plain(f"{DRAFT}0.main_norm.weight")
+        self._eps = config.rms_norm_eps
+        prefixes = [f"{DRAFT}{stage}.attn" for stage in range(stages)]
+        windows = [pool.window(config.num_hidden_layers + stage) for stage in range(stages)]
+        layers = parameters.again()  # their own products and norms are the attentions'
+        self._wkv = Linear8(layers, *(f"{prefix}.wkv" for prefix in prefixes), ops=ops)
+        self._key_weight_SC = torch.stack([layers.plain(f"{prefix}.kv_norm.weight") for prefix in prefixes])
+        self._planes = [window.planes for window in windows]
         self._blocks = [
             Block(
                 config,
                 parameters,
                 f"{DRAFT}{stage}",
                 ops=ops,
-                attention=attention,
+                attention=DraftAttention(config, parameters, prefix, ops=ops, window=window),
                 experts_per_token=config.dspark_num_experts_per_tok,
             )
-            for stage, attention in enumerate(self._attentions)
+            for stage, (prefix, window) in enumerate(zip(prefixes, windows, strict=True))
         ]
         self._embedding = embedding
-        self._head = Head(Norm(parameters, f"{last}.norm", eps=eps, ops=ops), head)
+        self._exit = Exit(config, parameters, f"{last}.norm", ops=ops)
+        self._head = head
         self._markov_embedding = parameters.plain(f"{last}.markov_head.embed.weight")
         self._markov = LinearF(parameters, f"{last}.markov_head.head", ops=ops)
         self._confidence = LinearF(parameters, f"{last}.confidence_head.proj", ops=ops)
@@ -144,9 +144,21 @@ class DraftModel:
 
         Also of rows that are rejected later: nobody reads past the newest token, and its row is written again.
         """
-        context = self._gemm.quantise_input(self._main_norm(self._main(features_TF)))
-        for attention in self._attentions:
-            attention.remember(context, rows)
+        context = self._fused.norm_quantise(self._main(features_TF), self._main_norm_weight, eps=self._eps)
+        self._store(self._wkv.product(context), rows)
+
+    def _store(self, keys_TX: Tensor, rows: Rows) -> None:
+        """bf16 [T, S * C], the product of each layer's wkv with a context, side by side -> a record of each."""
+        cos_TP, sin_TP = rows.window_rotation
+        self._fused.store_contexts(
+            keys_TX,
+            self._key_weight_SC,
+            eps=self._eps,
+            cos_TP=cos_TP,
+            sin_TP=sin_TP,
+            planes=self._planes,
+            slot_T=rows.window_slot_T,
+        )
 
     def propose(self, batch: DraftBatch) -> DraftBlock:
         """The anchors, each followed by noise, at positions n .. n + K - 1 through the draft layers."""
@@ -163,12 +175,13 @@ class DraftModel:
             ),
             rotation=self._norm_rope.angles(positions_RK.flatten(), self._frequencies),
         )
-        state = State.first(self._embedding(ids_RK.flatten()))
+        state = State(streams=self._embedding(ids_RK.flatten()))
         for block in self._blocks:
             state = block.forward(state, rows)
-        hidden_TD = self._mhc.collapse(state.x_TSD, state.pre_TS)
+        assert isinstance(state.streams, Streams), "a draft has layers"
+        hidden_TD, normed_TD = self._exit(state.streams)
         return DraftBlock(
-            logits_RKV=self._head(hidden_TD).unflatten(0, (count, width)),
+            logits_RKV=self._head(normed_TD).unflatten(0, (count, width)),
             hidden_RKD=hidden_TD.unflatten(0, (count, width)),
         )
 
@@ -176,6 +189,24 @@ class DraftModel:
         """int64 [R], the token before a place -> its embedding bf16 [R, M], and the bias on the place's logits, fp32 [R, V]."""
         embedding_RM = self._markov_embedding[previous_R]
         return embedding_RM, self._markov(embedding_RM)
+
+    def chain(self, block: DraftBlock, anchor_R: Tensor, *, places: int) -> Tensor:
+        """The best token of each of the first ``places`` places of ``block``, one after the other, int64 [R, places]."""
+        return self._sampling.chain(
+            block.logits_RKV,
+            anchor_R=anchor_R,
+            embedding_VM=self._markov_embedding,
+            weight=self._markov.weight,
+            places=places,
+        )
+
+    def confidences(self, block: DraftBlock, anchor_R: Tensor, drafts_RP: Tensor) -> Tensor:
+        """The chance of each of a chain's drafts to be accepted if those before it are, fp32 [R, P]."""
+        before_RP = torch.cat((anchor_R.unsqueeze(1), drafts_RP[:, :-1]), dim=1)
+        embedding_RPM = self._markov_embedding[before_RP]
+        places = range(drafts_RP.shape[1])
+        sure = [self.confidence(block.hidden_RKD[:, place], embedding_RPM[:, place]) for place in places]
+        return torch.stack(sure, dim=1)
 
     def confidence(self, hidden_RD: Tensor, embedding_RM: Tensor) -> Tensor:
         """bf16 [R, D] and [R, M] of a place -> fp32 [R]: the chance that its draft is accepted, if those before it are."""

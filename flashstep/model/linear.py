@@ -1,7 +1,7 @@
-"""Linear layers and the norm: a weight prepared for the chosen kernel, and the call that uses it.
+"""Linear layers: a weight prepared for the chosen kernel, and the call that uses it.
 
-A tensor-parallel shard would be declared here: each class takes its whole weight from ``Parameters`` in its constructor, which
-is where a rank would take its rows (column-parallel: wq_b, w1, w3, indexer.wq_b, head) or columns (wo_b, w2) instead.
+A tensor-parallel rank's weights come with its own sizes (``parallel.layout``): rows of wq_b, w1, w3 and the head, columns of wo_b
+and w2, whose products the ranks would add up.
 """
 
 from typing import Any
@@ -39,14 +39,17 @@ class LinearB:
 
 
 class LinearF:
-    """LINF: bf16 weight promoted to fp32, bf16 [T, I] -> fp32 [T, O]. Several names: one product, outputs side by side."""
+    """LINF: bf16 weight promoted to fp32, bf16 [T, I] -> fp32 [T, O]. Several names: one product, outputs side by side.
+
+    ``weight`` is the prepared one, for ops that do more with it than multiply.
+    """
 
     def __init__(self, parameters: Parameters, *names: str, ops: Ops) -> None:
         self._gemm = ops.gemm
-        self._weight = ops.gemm.prepare_bf16(*(parameters.plain(f"{name}.weight") for name in names))
+        self.weight = ops.gemm.prepare_bf16(*(parameters.plain(f"{name}.weight") for name in names))
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._gemm.linf(x_TI, self._weight)
+        return self._gemm.linf(x_TI, self.weight)
 
 
 class GroupedOutput:
@@ -58,15 +61,3 @@ class GroupedOutput:
 
     def __call__(self, x_TGI: Tensor) -> Tensor:
         return self._gemm.linb_grouped(x_TGI, self._weight)
-
-
-class Norm:
-    """RMS norm with its bf16 weight."""
-
-    def __init__(self, parameters: Parameters, name: str, *, eps: float, ops: Ops) -> None:
-        self._norm_rope = ops.norm_rope
-        self._weight = parameters.plain(f"{name}.weight")
-        self._eps = eps
-
-    def __call__(self, x_TC: Tensor) -> Tensor:
-        return self._norm_rope.rms(x_TC, self._weight, eps=self._eps)

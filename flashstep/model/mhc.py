@@ -1,56 +1,72 @@
-"""One mHC site: coefficients from the streams, collapse before a sublayer, write after it (spec/model.md 2).
+"""The hyper-connections of a model (spec/model.md 2): a site before each sublayer, and the exit behind the last one.
 
-``pre`` of a site reads for the NEXT site; who passes it on is ``transformer.Block``'s affair.
+What passes from one site to the next is ``Streams``: a sublayer's output is written by whoever comes next, in one launch with
+what that one reads. Suffixes: T rows, S streams, D width, M coefficients, R chosen rows.
 """
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from flashstep.config.model import ModelConfig
 from flashstep.kernels import Ops
+from flashstep.kernels.mhc import Entered
 from flashstep.model.parameters import Parameters
 
 
-class Coefficients(NamedTuple):
-    """fp32 coefficients of a site for T rows and S streams; comb[i, j] carries input stream i to output stream j."""
+class Streams(NamedTuple):
+    """Residual streams behind a sublayer: its output bf16 [T, D], the streams bf16 [T, S, D] as it read them, and what writes it.
 
-    pre_TS: Tensor
-    post_TS: Tensor
-    comb_TSS: Tensor
+    ``coefficients_TM``, fp32, are those of the sublayer's site; their ``pre`` reads for the next.
+    """
 
-    def keep(self, rows: Tensor) -> "Coefficients":
-        """The coefficients of ``rows`` only."""
-        return Coefficients(self.pre_TS[rows], self.post_TS[rows], self.comb_TSS[rows])
+    y_TD: Tensor
+    x_TSD: Tensor
+    coefficients_TM: Tensor
 
 
 class Site:
-    """The hyper-connection of one sublayer (attention or FFN)."""
+    """The hyper-connection of one sublayer, "attn" or "ffn", of the layer ``prefix``, and the norm behind it."""
 
-    def __init__(self, config: ModelConfig, parameters: Parameters, prefix: str, *, ops: Ops) -> None:
+    def __init__(
+        self, config: ModelConfig, parameters: Parameters, prefix: str, sublayer: str, *, ops: Ops
+    ) -> None:
         self._mhc = ops.mhc
+        fn = parameters.plain(f"{prefix}.hc_{sublayer}_fn")
+        self._first_1S = torch.eye(1, config.hc_mult, device=fn.device)
         self._site = ops.mhc.prepare_site(
-            parameters.plain(f"{prefix}_fn"),
-            base_M=parameters.plain(f"{prefix}_base"),
-            scale_3=parameters.plain(f"{prefix}_scale"),
-            streams=config.hc_mult,
-        )
-        self._iterations = config.hc_sinkhorn_iters
-        self._eps = config.hc_eps
-        self._norm_eps = config.rms_norm_eps
-
-    def coefficients(self, x_TSD: Tensor) -> Coefficients:
-        """bf16 streams before the sublayer (and after Engram) -> this site's coefficients."""
-        return Coefficients(
-            *self._mhc.coefficients(
-                x_TSD, self._site, iterations=self._iterations, eps=self._eps, norm_eps=self._norm_eps
-            )
+            fn,
+            base_M=parameters.plain(f"{prefix}.hc_{sublayer}_base"),
+            scale_3=parameters.plain(f"{prefix}.hc_{sublayer}_scale"),
+            norm_D=parameters.plain(f"{prefix}.{sublayer}_norm.weight"),
+            iterations=config.hc_sinkhorn_iters,
+            eps=config.hc_eps,
+            norm_eps=config.rms_norm_eps,
         )
 
-    def collapse(self, x_TSD: Tensor, pre_TS: Tensor) -> Tensor:
-        """Streams and the previous site's ``pre`` -> bf16 [T, D]."""
-        return self._mhc.collapse(x_TSD, pre_TS)
+    def begin(self, x_TSD: Tensor, *, mean: bool = False) -> Entered:
+        """The first site: the streams are equal copies of the embedding, and it reads one of them."""
+        pre_TS = self._first_1S.expand(x_TSD.shape[0], -1)
+        return self._mhc.enter(x_TSD, pre_TS, self._site, mean=mean)
 
-    def write(self, y_TD: Tensor, x_TSD: Tensor, coefficients: Coefficients) -> Tensor:
-        """Sublayer output into the streams it was read from -> bf16 [T, S, D]."""
-        return self._mhc.write(y_TD, x_TSD, post_TS=coefficients.post_TS, comb_TSS=coefficients.comb_TSS)
+    def enter(self, x_TSD: Tensor, coefficients_TM: Tensor, *, mean: bool = False) -> Entered:
+        """Streams that were written, by the coefficients of the site before, and have changed since (Engram)."""
+        return self._mhc.enter(x_TSD, coefficients_TM[:, : x_TSD.shape[1]], self._site, mean=mean)
+
+    def boundary(self, streams: Streams, *, mean: bool = False) -> tuple[Tensor, Entered]:
+        """Write, and enter -> the streams [T, S, D], and what the sublayer begins with."""
+        return self._mhc.boundary(*streams, self._site, mean=mean)
+
+
+class Exit:
+    """Behind the last sublayer: the collapsed state, and its norm ``name`` before the head."""
+
+    def __init__(self, config: ModelConfig, parameters: Parameters, name: str, *, ops: Ops) -> None:
+        self._mhc = ops.mhc
+        self._norm_D = parameters.plain(f"{name}.weight")
+        self._eps = config.rms_norm_eps
+
+    def __call__(self, streams: Streams, rows_R: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """-> hidden bf16 [R, D] and the same normed, of ``rows_R`` (int64) or all rows."""
+        return self._mhc.leave(*streams, self._norm_D, norm_eps=self._eps, rows_R=rows_R)

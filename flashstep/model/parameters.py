@@ -7,14 +7,16 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from flashstep.parallel.rank import Rank
 from flashstep.quant.tensor import QuantTensor
 
 
 class Parameters:
-    """Hands out weights by released name and remembers which were taken."""
+    """Hands out weights by released name and remembers which were taken; ``rank`` says whose they are."""
 
-    def __init__(self, weights: Mapping[str, Tensor | QuantTensor]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor | QuantTensor], *, rank: Rank | None = None) -> None:
         self._weights = weights
+        self.rank = rank or Rank()
         self._taken: set[str] = set()
 
     def plain(self, name: str) -> Tensor:
@@ -31,9 +33,13 @@ class Parameters:
             raise ValueError(f"{name} came unquantised; the model expects packed bytes with scales")
         return value
 
+    def again(self) -> "Parameters":
+        """Hands everything out once more: a weight may stand in two products."""
+        return Parameters(self._weights, rank=self.rank)
+
     def left_over(self) -> list[str]:
         """Names that nobody took, sorted."""
-        return sorted(self._weights.keys() - self._taken)
+        return sorted(set(self._weights) - self._taken)
 
     def _take(self, name: str) -> Tensor | QuantTensor:
         if name not in self._weights:

@@ -5,11 +5,32 @@ blending, always applied, also to its window; no magnitude correction.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashstep.config.model import ModelConfig
+
+
+class Angles(NamedTuple):
+    """Whose angles a forward works out for all layers: frequencies fp32 [A, R/2], and how far behind its row each one stands."""
+
+    frequencies_AP: Tensor
+    back_A: Tensor
+
+
+WINDOW, COMPRESSED, PAIR = range(
+    3
+)  # window-only layers; layers with compressed KV; an entry of two tokens, at its first
+
+
+def angles_of(window_P: Tensor, compressed_P: Tensor, *, device: torch.device) -> Angles:
+    """The three kinds of angles, of the frequencies of the two layer kinds."""
+    return Angles(
+        frequencies_AP=torch.stack((window_P, compressed_P, compressed_P)).to(device),
+        back_A=torch.tensor([0, 0, 1], device=device),
+    )
 
 
 def window_frequencies(config: ModelConfig) -> Tensor:

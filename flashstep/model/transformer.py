@@ -16,17 +16,20 @@ from torch import Tensor
 from flashstep.cache.pool import CachePool
 from flashstep.config.model import ModelConfig
 from flashstep.engram.hash import EngramHash
+from flashstep.engram.table import EngramTable
 from flashstep.kernels import Ops
 from flashstep.model.attention import attention_of
 from flashstep.model.batch import ForwardBatch
 from flashstep.model.block import Block, State
 from flashstep.model.dspark import DRAFT, DraftModel
-from flashstep.model.embedding import Embedding, Head
-from flashstep.model.engram import EngramInjection, RowTable
-from flashstep.model.linear import LinearF, Norm
+from flashstep.model.embedding import Embedding
+from flashstep.model.engram import EngramInjection, Prefetch
+from flashstep.model.linear import LinearF
+from flashstep.model.mhc import Exit, Streams
 from flashstep.model.parameters import Parameters
-from flashstep.model.rope import compressed_frequencies, window_frequencies
-from flashstep.model.rows import rows_of
+from flashstep.model.rope import angles_of, compressed_frequencies, window_frequencies
+from flashstep.model.rows import Rows, rows_of
+from flashstep.parallel.rank import Rank
 from flashstep.quant.tensor import QuantTensor
 
 OTHERS = ("vision.", "aligner.", "image_")  # released names that belong to other modules
@@ -36,7 +39,8 @@ class Transformer:
     """The text backbone, complete when constructed.
 
     ``engram_tables`` maps each Engram layer to its rows. With ``drafts`` the draft model is built from the same
-    weights: ``draft``, which every forward feeds. Pipeline or tensor shards would be declared where blocks are built.
+    weights: ``draft``, which every forward feeds. ``rank`` says whose part of a layout ``config`` and ``weights`` are (None: the
+    whole model); a weight is dropped as soon as it is prepared, if ``weights`` makes it when asked.
     """
 
     def __init__(
@@ -46,22 +50,26 @@ class Transformer:
         *,
         ops: Ops,
         pool: CachePool,
-        engram_tables: Mapping[int, RowTable],
+        engram_tables: Mapping[int, EngramTable],
         drafts: bool = False,
+        rank: Rank | None = None,
     ) -> None:
-        parameters = Parameters(weights)
+        parameters = Parameters(weights, rank=rank)
         hashing = EngramHash(config, pool.device) if config.engram_layer_ids else None
 
-        def engram(layer: int) -> EngramInjection | None:
-            if hashing is None or layer not in config.engram_layer_ids:
-                return None
-            table = engram_tables[layer]
-            return EngramInjection(config, parameters, layer, ops=ops, hashing=hashing, table=table)
-
+        injections: dict[int, EngramInjection] = {}
+        if hashing is not None:
+            for layer in config.engram_layer_ids:
+                table = engram_tables[layer]
+                injections[layer] = EngramInjection(
+                    config, parameters, layer, ops=ops, hashing=hashing, table=table
+                )
+        self._prefetch = Prefetch(tuple(injections.values()), pool.device)
         self._ops = ops
         self._block_size = pool.block_size
-        self._window_frequencies = window_frequencies(config).to(pool.device)
-        self._compressed_frequencies = compressed_frequencies(config).to(pool.device)
+        self._angles = angles_of(
+            window_frequencies(config), compressed_frequencies(config), device=pool.device
+        )
         self._last_source = config.last_kv_source
         self._embedding = Embedding(config, parameters)
         self._blocks = [
@@ -72,17 +80,17 @@ class Transformer:
                 ops=ops,
                 attention=attention_of(spec, config, parameters, ops=ops, pool=pool),
                 experts_per_token=config.num_experts_per_tok,
-                engram=engram(spec.index),
+                engram=injections.get(spec.index),
                 captures=drafts and spec.index in config.dspark_target_layer_ids,
             )
             for spec in config.layers
         ]
-        linear = LinearF(parameters, "head", ops=ops)
-        self._head = Head(Norm(parameters, "norm", eps=config.rms_norm_eps, ops=ops), linear)
+        self._exit = Exit(config, parameters, "norm", ops=ops)
+        self._head = LinearF(parameters, "head", ops=ops)
         self.draft: DraftModel | None = None
         if drafts:
             self.draft = DraftModel(
-                config, parameters, ops=ops, pool=pool, embedding=self._embedding, head=linear
+                config, parameters, ops=ops, pool=pool, embedding=self._embedding, head=self._head
             )
         others = OTHERS if drafts else (*OTHERS, DRAFT)
         strays = [name for name in parameters.left_over() if not name.startswith(others)]
@@ -92,27 +100,28 @@ class Transformer:
             )
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Run the rows of ``batch`` -> fp32 logits [len(batch.logit_rows), V], in the order of ``logit_rows``."""
-        rows = rows_of(
-            batch,
-            window_frequencies=self._window_frequencies,
-            compressed_frequencies=self._compressed_frequencies,
-            block_size=self._block_size,
-            ops=self._ops,
-        )
-        state = State.first(self._embedding(batch.input_ids_T))
+        """Run the rows of ``batch`` -> fp32 logits [rows, V] of ``batch.logit_rows``, in that order. Waits for nothing."""
+        rows = rows_of(batch, angles=self._angles, block_size=self._block_size, ops=self._ops)
+        with self._prefetch(rows.lookback_TN):
+            return self._run(batch, rows)
+
+    def _run(self, batch: ForwardBatch, rows: Rows) -> Tensor:
+        x_TSD = self._embedding(batch.input_ids_T)
+        state = State(streams=x_TSD)
         for layer, block in enumerate(self._blocks):
-            if batch.tail_start_R is not None and layer == self._last_source:
-                kept = rows.from_positions(batch.tail_start_R)
-                kept_rows = rows.keep(kept)
-                state = block.forward_tail(state, rows, kept=kept, kept_rows=kept_rows)
-                if kept.numel() == 0:
-                    break
-                rows = kept_rows.cut_windows(batch.tail_start_R)
+            cuts = batch.tail_start_R is not None and layer == self._last_source
+            if cuts and batch.tail_rows is not None:
+                kept, kept_rows = batch.tail_rows, rows.keep(batch.tail_rows)
+                tail = block.forward_tail(state, rows, kept=kept, kept_rows=kept_rows)
+                if tail is None:
+                    return self._head(x_TSD[:0, 0])
+                state, rows = tail, kept_rows
             else:
                 state = block.forward(state, rows)
-        if self.draft is not None and state.x_TSD.shape[0]:
+            if cuts:
+                rows = rows.cut_windows(batch.tail_start_R)
+        if self.draft is not None:
             self.draft.remember(torch.cat(state.features, dim=1), rows)
-        wanted = batch.logit_rows
-        hidden_TD = self._ops.mhc.collapse(state.x_TSD[wanted], state.pre_TS[wanted])
-        return self._head(hidden_TD)
+        assert isinstance(state.streams, Streams), "a model has layers"
+        _, normed_RD = self._exit(state.streams, batch.logit_rows)
+        return self._head(normed_RD)

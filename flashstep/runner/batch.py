@@ -14,6 +14,7 @@ from flashstep.model.batch import ForwardBatch
 from flashstep.runner.histories import History, Slots
 from flashstep.runner.replay import cuts, dropped_count, tail_start
 from flashstep.runner.resolve import Resolved
+from flashstep.runner.staging import to_device
 from flashstep.step import Span
 
 
@@ -27,11 +28,11 @@ class BatchBuilder:
     def __init__(
         self, *, token_map: np.ndarray, pad: int, lookback: int, trim_window: int | None, device: torch.device
     ) -> None:
-        self._token_map = token_map
-        self._pad = pad
+        self.token_map = token_map
+        self.pad = pad
         self.lookback = lookback
-        self._trim_window = trim_window
-        self._device = device
+        self.trim_window = trim_window
+        self.device = device
 
     def build(self, resolved: Sequence[Resolved], slots: Slots) -> ForwardBatch:
         """One row a token of ``resolved``, whose slots have been extended."""
@@ -54,26 +55,35 @@ class BatchBuilder:
             lookback_TN=self._tensor(np.concatenate(lookbacks)),
             logit_rows=self._tensor(logit_rows),
             tail_start_R=self._tensor(np.array(starts, dtype=np.int64)) if any(starts) else None,
+            tail_rows=self._tail_rows(spans, starts),
         )
 
     def _tokens(self, item: Resolved) -> tuple[np.ndarray, np.ndarray]:
         """int64 ids [length], and compressed ids [length, N] of each token and those before it, newest first."""
         before = min(item.span.start, self.lookback - 1)
         ids = np.array(item.tokens(item.span.start - before), dtype=np.int64)
-        padding = np.full(self.lookback - 1 - before, self._pad, dtype=np.int64)
-        compressed = np.concatenate([padding, self._token_map[ids]])
+        padding = np.full(self.lookback - 1 - before, self.pad, dtype=np.int64)
+        compressed = np.concatenate([padding, self.token_map[ids]])
         lookback = np.lib.stride_tricks.sliding_window_view(compressed, self.lookback)[:, ::-1]
         return ids[before:], lookback
 
     def _tail_start(self, span: Span, history: History, slots: Slots) -> int:
         """Where the layers past the last KV source begin, 0 where that is of no consequence to ``span``."""
-        if self._trim_window is None:
+        if self.trim_window is None:
             return 0
-        start = tail_start(history, known=int(slots.known[span.slot]), window=self._trim_window)
-        return start if cuts(span, start, window=self._trim_window) else 0
+        start = tail_start(history, known=int(slots.known[span.slot]), window=self.trim_window)
+        return start if cuts(span, start, window=self.trim_window) else 0
+
+    def _tail_rows(self, spans: Sequence[Span], starts: Sequence[int]) -> Tensor | None:
+        """The rows that run past the last KV source, None if all do."""
+        dropped = [dropped_count(span, start) for span, start in zip(spans, starts, strict=True)]
+        if not any(dropped):
+            return None
+        kept = [np.arange(span.length) >= count for span, count in zip(spans, dropped, strict=True)]
+        return self._tensor(np.concatenate(kept).nonzero()[0])
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return to_device(array, self.device)
 
 
 def _logit_rows(resolved: Sequence[Resolved], starts: Sequence[int]) -> np.ndarray:

@@ -5,7 +5,8 @@ with all reasons. Nothing below this file reads an EngineConfig.
 """
 
 import contextlib
-import os
+import hashlib
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,98 +15,123 @@ import msgspec
 import numpy as np
 import torch
 
-from flashstep.cache.budget import CacheBudget, plan_cache
+from flashstep.cache.budget import CacheBudget
 from flashstep.cache.groups import CacheGroups
 from flashstep.cache.pool import CachePool
 from flashstep.config.cache import CacheConfig, HitPolicy
-from flashstep.config.engine import ENGRAM_TABLES, LOAD_FORMATS, SCHEDULING_POLICIES, EngineConfig
+from flashstep.config.engine import LOAD_FORMATS, SCHEDULING_POLICIES, EngineConfig
 from flashstep.config.errors import ConfigError
 from flashstep.config.files import read_json
 from flashstep.config.model import ModelConfig
 from flashstep.config.scheduler import SchedulerConfig
 from flashstep.config.speculative import Speculation, speculation
-from flashstep.engram.hash import EngramHash
-from flashstep.engram.table import MMAP, EngramTable
+from flashstep.engram.hash import EngramHash, smaller_tables
+from flashstep.engram.table import EngramTable
 from flashstep.engram.token_map import TokenMap
-from flashstep.kernels import Ops, choose_ops
+from flashstep.kernels import Ops, choices, choose_ops
 from flashstep.kernels.device import memory_bytes, pick_device
 from flashstep.model.transformer import Transformer
+from flashstep.parallel.layout import WHOLE, Layout
+from flashstep.parallel.rank import Rank
+from flashstep.runner import numa
 from flashstep.runner.batch import BatchBuilder
 from flashstep.runner.costs import measure
+from flashstep.runner.decode import DecodeStep
 from flashstep.runner.facts import RunnerFacts
-from flashstep.runner.histories import Slots
+from flashstep.runner.measure import SMALL_POOL, expected, measured
+from flashstep.runner.measure import measures as measures_cache
+from flashstep.runner.memory import (
+    Machine,
+    MemoryPlan,
+    allocated_bytes,
+    check_memory,
+    loaded_bytes,
+    plan_memory,
+)
 from flashstep.runner.replay import may_trim
-from flashstep.runner.runner import ModelRunner
+from flashstep.runner.runner import ModelRunner, decodes_by_itself
+from flashstep.runner.state import DecodeState
 from flashstep.sampling.constraint import Vocabulary
 from flashstep.speculate.depth import CostTable
 from flashstep.speculate.dspark import Proposer
 from flashstep.telemetry.log import Log
-from flashstep.weights.load import Loaded, Progress, dummy_weights, load_weights
+from flashstep.weights.generated import GeneratedWeights
+from flashstep.weights.load import Loaded, OnDevice, Progress, check_weights, dummy_weights, load_weights
 
-DUMMY = "dummy"
+AUTO, DUMMY = "auto", "dummy"
+EMULATED_ENGRAM_ROWS = 4_000_000  # a layer: the released tables have 384 million
 log = Log("runner.build")
+
+
+class Built(NamedTuple):
+    """A runner, and what it is made of, for those who look inside (benches); ``config`` is the built rank's view."""
+
+    runner: ModelRunner
+    config: ModelConfig
+    layout: Layout
+    model: Transformer
+    pool: CachePool
+    memory: MemoryPlan
+    measured_bytes: int  # of the device, behind loading
 
 
 def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> ModelRunner:
     """A runner that is ready for its first plan; ``progress`` hears how far loading has come."""
-    model = ModelConfig.read(config.model)
-    reasons = _option_problems(config)
-    device = torch.device("cpu")
-    with _refusing(reasons):
-        device = pick_device(config.device)
-    token_map: TokenMap | None = None
-    budget: CacheBudget | None = None
-    ops: Ops | None = None
-    loaded: Loaded | None = None
-    tables: dict[int, EngramTable] = {}
-    eos_token_ids: tuple[int, ...] = ()
-    speculates: Speculation | None = None
-    with _refusing(reasons):
-        speculates = None if config.speculative is None else speculation(config.speculative, model)
-    with _refusing(reasons):
-        token_map = read_token_map(config.model, model)
-    with _refusing(reasons):
-        eos_token_ids = _eos_token_ids(config.model, model)
-    with _refusing(reasons):
-        EngramHash(model)
-    with _refusing(reasons):
-        budget = plan_cache(model, config)
-        _check_memory(budget, max_num_seqs=config.max_num_seqs, device=device)
-    with _refusing(reasons):
-        ops = choose_ops(device, kernels=config.kernels)
-    if not _option_problems(config):
-        with _refusing(reasons):
-            loaded = _load(config, model, progress=progress)
-            tables = {
-                layer: EngramTable.place(
-                    planes.values_RD, planes.scales_RG, where=config.engram_table, device=device
-                )
-                for layer, planes in loaded.engram.items()
-            }
-    if reasons:
-        raise ConfigError(str(config.model), reasons)
-    assert token_map is not None and budget is not None and ops is not None and loaded is not None
-    facts = _facts(
-        config,
-        model,
-        budget=budget,
-        eos_token_ids=eos_token_ids,
-        token_map=token_map,
-        speculates=speculates,
-    )
+    return build(config, progress=progress).runner
+
+
+def build(
+    config: EngineConfig,
+    *,
+    shapes: ModelConfig | None = None,
+    ops: Ops | None = None,
+    progress: Progress | None = None,
+) -> Built:
+    """What ``build_runner`` gives, with its parts.
+
+    ``shapes`` stands for the configuration in ``config.model``, which need not exist then (dummy weights); ``ops`` for the
+    kernels that ``config.kernels`` would choose.
+    """
+    whole = shapes or ModelConfig.read(config.model)
+    layout, model = rank_of(config, whole)
+    found = _examine(config, whole, model, layout=layout, ops=ops)
+    config, memory = found.config, found.memory
+    device, token_map, speculates, budget = found.device, found.token_map, found.speculates, memory.budget
+    measures = found.measures
+    before_bytes = allocated_bytes(device)
+    loaded = _load(config, model, layout=layout, device=device, progress=progress)
     pool = CachePool(
         CacheGroups.of(model, drafts=speculates is not None),
-        num_blocks=budget.num_blocks,
-        num_window_blocks=budget.num_window_blocks,
+        num_blocks=min(budget.num_blocks, SMALL_POOL) if measures else budget.num_blocks,
+        num_window_blocks=min(budget.num_window_blocks, SMALL_POOL) if measures else budget.num_window_blocks,
         block_size=budget.block_size,
         num_slots=config.max_num_seqs,
         device=device,
     )
-    weights = {name: weight.to(device) for name, weight in loaded.weights.items()}
     transformer = Transformer(
-        model, weights, ops=ops, pool=pool, engram_tables=tables, drafts=speculates is not None
+        model,
+        OnDevice(loaded.weights, device),
+        ops=found.ops,
+        pool=pool,
+        engram_tables=_tables(config, loaded, device=device),
+        drafts=speculates is not None,
+        rank=Rank(layout, device=device),
     )
     batches = batch_builder(model, token_map, policy=config.hit_policy, device=device)
+    if measures:
+        config = measured(model, config, transformer, pool, batches=batches)
+        memory = plan_memory(model, config, layout=layout, on_gpu=True)
+        budget = memory.budget
+        pool.resize(budget.num_blocks, budget.num_window_blocks)
+    facts = _facts(
+        config,
+        whole,
+        budget=budget,
+        eos_token_ids=found.eos_token_ids,
+        token_map=token_map,
+        speculates=speculates,
+    )
+    measured_bytes = allocated_bytes(device) - before_bytes
     log.info(
         "built",
         model=str(config.model),
@@ -114,21 +140,121 @@ def build_runner(config: EngineConfig, *, progress: Progress | None = None) -> M
         num_window_blocks=budget.num_window_blocks,
         max_model_len=budget.max_model_len,
         token_map=token_map.fingerprint,
+        planned_bytes=loaded_bytes(memory),
+        measured_bytes=measured_bytes,
+        **({} if config.emulate is None else {"emulates": layout.name, "excluded": Rank(layout).excluded}),
     )
     draft = (
         None
         if speculates is None
         else _drafting(transformer, facts, speculates, lookback=batches.lookback, device=device)
     )
-    return ModelRunner(
+    runner = ModelRunner(
         facts,
         model=transformer,
         batches=batches,
         device=device,
-        vocabulary=_vocabulary(config.model, model, eos_token_ids=eos_token_ids),
+        vocabulary=_vocabulary(config, model, eos_token_ids=found.eos_token_ids),
         drafter=None if draft is None else draft.proposer,
         costs=None if draft is None else draft.costs,
+        decode=_decode(transformer, facts, batches, ops=found.ops, device=device),
     )
+    if runner.decode is not None and device.type == "cuda":
+        _capture(runner.decode, config, device=device)
+    return Built(
+        runner=runner,
+        config=model,
+        layout=layout,
+        model=transformer,
+        pool=pool,
+        memory=memory,
+        measured_bytes=measured_bytes,
+    )
+
+
+def _tables(config: EngineConfig, loaded: Loaded, *, device: torch.device) -> dict[int, EngramTable]:
+    """The Engram tables, where ``config`` wants them; a shared one is named after the checkpoint that it is of.
+
+    ``loaded`` loses its planes: no table is there twice for long.
+    """
+    index = max(config.model.glob("*.safetensors*"), default=config.model)
+    source = f"{index.resolve()} {index.stat().st_mtime_ns}" if index.exists() else str(config.seed)
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    tables = {}
+    for layer in sorted(loaded.engram):
+        planes = loaded.engram.pop(layer)
+        tables[layer] = EngramTable.place(
+            planes.values_RD,
+            planes.scales_RG,
+            config.engram.place(device.type),
+            device=device,
+            huge=config.engram.use_thp,
+            node=numa.node_of(device),
+            name=f"engram-{layer}-{digest}",
+        )
+    return tables
+
+
+class _Examined(NamedTuple):
+    """What is known before anything is loaded; of caches that are to be measured ``config`` has what arithmetic says."""
+
+    config: EngineConfig
+    measures: bool
+    device: torch.device
+    ops: Ops
+    token_map: TokenMap
+    eos_token_ids: tuple[int, ...]
+    speculates: Speculation | None
+    memory: MemoryPlan
+
+
+def _examine(
+    config: EngineConfig, whole: ModelConfig, model: ModelConfig, *, layout: Layout, ops: Ops | None
+) -> _Examined:
+    """Look at everything that can be refused; one ``ConfigError`` with all reasons."""
+    reasons = _option_problems(config)
+    device = torch.device("cpu")
+    with _refusing(reasons):
+        device = pick_device(config.device)
+        reasons += config.engram.problems_on(device.type, has_files=config.load_format != DUMMY)
+        if config.numa_bind:
+            numa.bind(device)
+    measures = False
+    token_map: TokenMap | None = None
+    memory: MemoryPlan | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    speculates: Speculation | None = None
+    with _refusing(reasons):
+        speculates = None if config.speculative is None else speculation(config.speculative, model)
+    with _refusing(reasons):
+        token_map = _token_map(config, whole, model)
+    with _refusing(reasons):
+        eos_token_ids = _eos_token_ids(config, model)
+    with _refusing(reasons):
+        EngramHash(model)
+    with _refusing(reasons):
+        measures = measures_cache(config, on_gpu=device.type == "cuda")
+        if measures:
+            config = expected(model, config, layout=layout, free_bytes=memory_bytes(device))
+        memory = plan_memory(model, config, layout=layout, on_gpu=device.type == "cuda")
+        check_memory(memory, model, config, layout=layout, machine=Machine.here(device))
+    with _refusing(reasons):
+        ops = ops or choose_ops(device, kernels=config.kernels, batch_invariant=config.batch_invariant)
+    if config.load_format == AUTO:
+        with _refusing(reasons):
+            check_weights(config.model, model)
+    if reasons:
+        raise ConfigError(str(config.model), reasons)
+    assert token_map is not None and memory is not None and ops is not None
+    return _Examined(config, measures, device, ops, token_map, eos_token_ids, speculates, memory)
+
+
+def rank_of(config: EngineConfig, whole: ModelConfig) -> tuple[Layout, ModelConfig]:
+    """The layout that ``config`` emulates a rank of, and that rank's view of ``whole``; without, the whole model itself."""
+    if config.emulate is None:
+        return WHOLE, whole
+    layout = Layout.parse(config.emulate)
+    return layout, smaller_tables(layout.view(whole), rows=EMULATED_ENGRAM_ROWS)
 
 
 def batch_builder(
@@ -150,6 +276,55 @@ def read_token_map(folder: Path, model: ModelConfig) -> TokenMap:
     if not model.engram_layer_ids and not _has_tokenizer(folder):
         return TokenMap.of(np.zeros(model.vocab_size, dtype=np.int64).tolist())
     return TokenMap.read(folder, model)
+
+
+def _token_map(config: EngineConfig, whole: ModelConfig, model: ModelConfig) -> TokenMap:
+    """The checkpoint's; an emulated rank, whose texts mean nothing, folds the ids of the whole vocabulary."""
+    if config.emulate is None:
+        return read_token_map(config.model, model)
+    return TokenMap.of([token % model.engram_compressed_vocab_size for token in range(whole.vocab_size)])
+
+
+def _decode(
+    model: Transformer, facts: RunnerFacts, batches: BatchBuilder, *, ops: Ops, device: torch.device
+) -> DecodeStep | None:
+    """Steps of decoding that the device takes by itself, if these facts allow them."""
+    if not decodes_by_itself(facts.speculation):
+        log.info(
+            "every step waits for its result: only point masses in the plan's number are decided on the device"
+        )
+        return None
+    state = DecodeState(
+        num_slots=facts.scheduler.max_num_seqs,
+        max_model_len=facts.max_model_len,
+        block_size=facts.cache.block_size,
+        drafts=facts.speculation.num_tokens if facts.speculation else 0,
+        batches=batches,
+    )
+    token_map_V = torch.from_numpy(batches.token_map).to(device)
+    return DecodeStep(model, state=state, ops=ops, token_map_V=token_map_V, speculation=facts.speculation)
+
+
+def _capture(decode: DecodeStep, config: EngineConfig, *, device: torch.device) -> None:
+    """CUDA graphs of every number of requests, unless the user does not want them or an op cannot be captured."""
+    chosen = choices(device, kernels=config.kernels, batch_invariant=config.batch_invariant)
+    waiting = sorted(op for op, choice in chosen.items() if choice.chosen.is_reference)
+    if config.enforce_eager or waiting:
+        reason = (
+            "--enforce-eager"
+            if config.enforce_eager
+            else f"plain references wait for the host: {', '.join(waiting)}"
+        )
+        log.info("no CUDA graphs", reason=reason)
+        return
+    began, before = time.perf_counter(), memory_bytes(device)
+    decode.capture_all(progress=lambda done, of: log.info("capturing CUDA graphs", done=done, of=of))
+    log.info(
+        "CUDA graphs captured",
+        graphs=len(decode.forms),
+        seconds=round(time.perf_counter() - began, 1),
+        bytes=before - memory_bytes(device),
+    )
 
 
 class _Drafting(NamedTuple):
@@ -187,10 +362,12 @@ def _has_tokenizer(folder: Path) -> bool:
     return (folder / "tokenizer.json").is_file()
 
 
-def _vocabulary(folder: Path, model: ModelConfig, *, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:
-    if not _has_tokenizer(folder):
+def _vocabulary(
+    config: EngineConfig, model: ModelConfig, *, eos_token_ids: tuple[int, ...]
+) -> Vocabulary | None:
+    if not _has_tokenizer(config.model) or config.emulate is not None:
         return None
-    return Vocabulary.read(folder, vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
+    return Vocabulary.read(config.model, vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
 
 
 @contextlib.contextmanager
@@ -209,43 +386,40 @@ def _option_problems(config: EngineConfig) -> list[str]:
         f"{name} is {value!r}; allowed are {', '.join(allowed)}"
         for name, value, allowed in (
             ("load_format", config.load_format, LOAD_FORMATS),
-            ("engram_table", config.engram_table, ENGRAM_TABLES),
             ("scheduling_policy", config.scheduling_policy, SCHEDULING_POLICIES),
         )
         if value not in allowed
     ]
-    if config.load_format == DUMMY and config.engram_table == MMAP:
-        problems.append("engram_table is 'mmap', but dummy weights lie in no file; use 'memory'")
+    if config.emulate is not None and config.load_format != DUMMY:
+        problems.append("emulate builds one rank of random weights; say load_format 'dummy' too")
     return problems
 
 
-def _check_memory(budget: CacheBudget, *, max_num_seqs: int, device: torch.device) -> None:
-    """Refuse a plan that this machine cannot hold, before the allocator does (or the kernel, much later, by a kill)."""
-    tables = max_num_seqs * Slots.bytes_per_slot(budget.max_model_len, block_size=budget.block_size)
-    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    caches, there = (
-        (budget.bytes, memory_bytes(device)) if device.type == "cuda" else (budget.bytes + tables, host)
-    )
-    if caches > there or tables > host:
-        reason = (
-            f"the caches need {budget.bytes} bytes and the block tables of max_num_seqs {max_num_seqs} requests {tables}; "
-            f"this machine has {host}{f', its device {there} free' if there != host else ''}; "
-            "lower kv_cache_memory_bytes, num_gpu_blocks_override or max_num_seqs"
-        )
-        raise ConfigError("the memory plan", [reason])
-
-
-def _load(config: EngineConfig, model: ModelConfig, *, progress: Progress | None) -> Loaded:
+def _load(
+    config: EngineConfig,
+    model: ModelConfig,
+    *,
+    layout: Layout,
+    device: torch.device,
+    progress: Progress | None,
+) -> Loaded:
     drafts = config.speculative is not None
+    if config.load_format == DUMMY and (device.type == "cuda" or config.emulate is not None):
+        generated = GeneratedWeights(
+            model, device=device, seed=config.seed, layout=layout, drafts=drafts, progress=progress
+        )
+        return Loaded(
+            weights=generated, engram={layer: generated.engram(layer) for layer in model.engram_layer_ids}
+        )
     if config.load_format == DUMMY:
         return dummy_weights(model, seed=config.seed, drafts=drafts, progress=progress)
     return load_weights(config.model, model, drafts=drafts, progress=progress)
 
 
-def _eos_token_ids(folder: Path, model: ModelConfig) -> tuple[int, ...]:
+def _eos_token_ids(config: EngineConfig, model: ModelConfig) -> tuple[int, ...]:
     """The EOS ids of config.json and, where there is one, of generation_config.json; all of them end a request."""
-    file = folder / "generation_config.json"
-    if not file.is_file():
+    file = config.model / "generation_config.json"
+    if not file.is_file() or config.emulate is not None:
         return (model.eos_token_id,)
     data = read_json(file)
     given = data.get("eos_token_id", []) if isinstance(data, dict) else None
@@ -288,5 +462,5 @@ def _facts(
         eos_token_ids=eos_token_ids,
         token_map_fingerprint=token_map.fingerprint,
         speculation=speculates,
-        follows_grammars=_has_tokenizer(config.model),
+        follows_grammars=_has_tokenizer(config.model) and config.emulate is None,
     )

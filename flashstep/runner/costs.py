@@ -58,12 +58,8 @@ def measure(
 
 def _chain(draft: DraftModel, batch: DraftBatch, *, drafts: int) -> Tensor:
     block = draft.propose(batch)
-    previous_R = batch.anchor_R
-    for place in range(drafts):
-        embedding_RM, bias_RV = draft.markov(previous_R)
-        previous_R = (block.logits_RKV[:, place] + bias_RV).argmax(dim=1)
-        draft.confidence(block.hidden_RKD[:, place], embedding_RM)
-    return previous_R
+    drafts_RP = draft.chain(block, batch.anchor_R, places=drafts)
+    return draft.confidences(block, batch.anchor_R, drafts_RP)
 
 
 def _seconds(run: Callable[[B], Tensor], batch: B) -> float:

@@ -1,9 +1,9 @@
-"""What the engine must know of a runner, and nothing else (torch-free): its limits, and the two things it can do.
+"""What the engine must know of a runner, and nothing else (torch-free): its limits, and how steps are run on it.
 
 ``runner.build.build_runner(config: EngineConfig)`` gives a ``Runner``. The engine builds its scheduler from ``facts``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -34,9 +34,27 @@ class RunnerFacts(msgspec.Struct, frozen=True, kw_only=True):
         return self.scheduler.max_model_len
 
 
+class Launched(Protocol):
+    """A step that runs, or has run."""
+
+    @property
+    def over(self) -> bool:
+        """Whether ``result`` has been worked out: then any thread may ask for it, and need not wait."""
+        ...
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call ``call`` when it is over, in the runner's thread, from which this must be called too; at once if it is."""
+        ...
+
+    def result(self) -> StepResult:
+        """What came of it, when it is over; may be asked again. From the thread that launched it."""
+        ...
+
+
 class Runner(Protocol):
     """Runs steps in the order given, always from one and the same thread.
 
+    ``launch`` may return before the step is over; the next step may be launched before its result is asked for.
     ``requests`` are those that ``plan`` admits for the first time. Order of effects inside a plan: ``finished`` ids are
     forgotten, ``released`` slots are dropped, ``admitted`` ones take theirs, then all spans run as one forward. A plan is
     only ever made with at least one span.
@@ -45,4 +63,4 @@ class Runner(Protocol):
     @property
     def facts(self) -> RunnerFacts: ...
 
-    def run(self, plan: StepPlan, requests: Sequence[Request]) -> StepResult: ...
+    def launch(self, plan: StepPlan, requests: Sequence[Request]) -> Launched: ...

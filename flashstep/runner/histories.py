@@ -20,7 +20,8 @@ ABSENT = -1
 class History:
     """One request and the tokens it has so far; the grammar it follows, the drafts proposed behind its newest token, if any.
 
-    ``foreseen`` are the survivals of the proposal before, () before the first.
+    ``foreseen`` are the survivals of the proposal before, () before the first. ``plain``: its tokens depend on logits,
+    temperature and cuts only, and nobody asks for more than tokens. ``cuts``: it has a top-k, top-p or min-p.
     """
 
     request: Request
@@ -28,6 +29,19 @@ class History:
     matcher: Matcher | None = None
     proposal: Proposal | None = None
     foreseen: tuple[float, ...] = ()
+
+    plain: bool = field(init=False)
+    cuts: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        p = self.request.params
+        self.plain = (
+            self.matcher is None
+            and p.logprobs is None
+            and p.repetition_penalty == 1
+            and not (p.presence_penalty or p.frequency_penalty or p.logit_bias or p.bad_words)
+        )
+        self.cuts = p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
 
     @property
     def length(self) -> int:
@@ -54,7 +68,7 @@ class Slots:
         self.blocks = np.full((count, columns), ABSENT, dtype=np.int64)
         self.window_blocks = np.full((count, columns), ABSENT, dtype=np.int64)
         self.window_start = np.zeros(count, dtype=np.int64)
-        self._filled = np.zeros((2, count), dtype=np.int64)  # table entries that are known, global and window
+        self.filled = np.zeros((2, count), dtype=np.int64)  # table entries that are known, global and window
         self._holders: list[History | None] = [None] * count
         self.known = np.zeros(count, dtype=np.int64)  # tokens of the holder when it took the slot
         self._computed = [0] * count  # at admission, until the first span
@@ -85,21 +99,21 @@ class Slots:
         self._holders[slot] = None
         self.blocks[slot] = ABSENT
         self.window_blocks[slot] = ABSENT
-        self._filled[:, slot] = 0
+        self.filled[:, slot] = 0
 
     def extend(self, span: Span) -> None:
         """Append what ``span`` brings to its slot's tables, and fix what its windows may see."""
         slot = span.slot
-        if span.replay and self._filled[0, slot] == 0:  # the first span of a bounded hit
+        if span.replay and self.filled[0, slot] == 0:  # the first span of a bounded hit
             assert span.start == self._computed[slot], "a replay starts where the admission says"
             self.window_start[slot] = span.start
-        _append(self.blocks[slot], span.blocks, start=int(self._filled[0, slot]))
-        self._filled[0, slot] += len(span.blocks)
-        start = max(int(self._filled[1, slot]), span.window_base)
+        _append(self.blocks[slot], span.blocks, start=int(self.filled[0, slot]))
+        self.filled[0, slot] += len(span.blocks)
+        start = max(int(self.filled[1, slot]), span.window_base)
         _append(self.window_blocks[slot], span.window_blocks, start=start)
-        self._filled[1, slot] = start + len(span.window_blocks)
+        self.filled[1, slot] = start + len(span.window_blocks)
         end = span.start + span.length
-        held = self._filled[:, slot] * self.block_size
+        held = self.filled[:, slot] * self.block_size
         assert end <= held.min(), f"slot {slot} has blocks for {held} tokens and runs rows up to {end}"
 
 

@@ -1,31 +1,39 @@
-"""One rank's device side: runs a StepPlan (resolve, forward, sample or verify, propose) and gives its StepResult.
+"""One rank's device side: runs a StepPlan and gives its StepResult.
 
-Owns what lasts between steps: token histories by request and tables by slot. Plans run in order, so the input of a span may be a
-token that the step before has sampled. Knows no policy; blocks are numbers that plans bring.
+Owns what lasts between steps: token histories by request and tables by slot, on the host; and, where steps of decoding run on the
+device by themselves (``decode``), the order in which their results come in. Such a step is launched and not waited for; every
+other one (prompts, grammars, penalties, drafts that were drawn, ..) is resolved from the histories, run and sampled here and now.
+Plans run in order, so the input of a span may be a token that the step before has sampled. Knows no policy; blocks are numbers
+that plans bring.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flashstep.config.speculative import RejectionSampleMethod
+from flashstep.config.speculative import DraftSampleMethod, RejectionSampleMethod, Speculation
 from flashstep.model.transformer import Transformer
 from flashstep.request import Request, TokenLogprob
 from flashstep.runner.batch import BatchBuilder, prompt_logprob_count, wanted_offsets
+from flashstep.runner.decode import DecodeStep
 from flashstep.runner.facts import RunnerFacts
 from flashstep.runner.histories import History, Slots
 from flashstep.runner.resolve import Resolved, adapt, resolve
+from flashstep.runner.staging import Returning
 from flashstep.sampling.constraint import Matcher, Vocabulary
 from flashstep.sampling.logprobs import token_logprobs
 from flashstep.sampling.sampler import SampleRow
 from flashstep.speculate.depth import CostTable, survivals
-from flashstep.speculate.dspark import Anchor, Drafter
+from flashstep.speculate.dspark import Anchor, Drafter, Proposal
 from flashstep.speculate.verify import Drafted, verify
 from flashstep.step import Span, SpanResult, StepPlan, StepResult
+from flashstep.telemetry.log import Log
 
 PARALLEL_ROWS = 512  # the smallest step at which a second thread was seen to pay: docs/log.md, 2026-11-30
+log = Log("runner")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +47,67 @@ class Sampled:
 NOTHING = Sampled(tokens=(), logprobs=())
 
 
+class Step:
+    """A step that was launched (``facts.Launched``). ``outcome`` is what the device will say of it, of ``histories`` in order."""
+
+    def __init__(
+        self,
+        runner: "ModelRunner",
+        plan: StepPlan,
+        *,
+        done: StepResult | None = None,
+        outcome: Returning | None = None,
+        histories: Sequence[History] = (),
+        verified: int = 0,
+    ) -> None:
+        assert (done is None) != (outcome is None)
+        self._runner = runner
+        self.plan = plan
+        self.done = done
+        self.outcome = outcome
+        self.histories = histories
+        self.verified = verified
+        self._waiting: list[Callable[[], None]] = []
+
+    @property
+    def over(self) -> bool:
+        return self.done is not None
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """See ``facts.Launched``."""
+        if self.over:
+            call()
+        else:
+            self._waiting.append(call)
+
+    def end(self, result: StepResult) -> None:
+        """It is over with ``result``."""
+        self.done = result
+        for call in self._waiting:
+            call()
+
+    def result(self) -> StepResult:
+        """Waits for the device. Earlier steps are taken in first: their tokens stand before this one's."""
+        if self.done is None:
+            self._runner.settle(self)
+        assert self.done is not None
+        return self.done
+
+
+def decodes_by_itself(speculation: Speculation | None) -> bool:
+    """Whether steps under ``speculation`` can be decided on the device: drafts are point masses, as many as the plan says."""
+    return speculation is None or (
+        speculation.draft_sample_method is DraftSampleMethod.GREEDY and not speculation.adaptive
+    )
+
+
 class ModelRunner:
     """The runner of a whole model on one device (see ``facts.Runner``). Requests come with a seed: the engine draws it.
 
     ``vocabulary`` is what grammars need; ``drafter`` None decodes one token a step (checks put others in its place); ``costs``
-    None verifies all that a plan allows. Torch's threads are chosen by step, in the thread that runs it: one for few rows
-    (decode), all that torch was given for many.
+    None verifies all that a plan allows; ``decode`` runs steps of plain decoding with ``drafter``'s own drafts, None: there are
+    no such steps. Torch's threads are chosen by step, in the thread that runs it: one for few rows (decode), all that torch was
+    given for many.
     """
 
     def __init__(
@@ -57,6 +120,7 @@ class ModelRunner:
         vocabulary: Vocabulary | None,
         drafter: Drafter | None = None,
         costs: CostTable | None = None,
+        decode: DecodeStep | None = None,
     ) -> None:
         self._facts = facts
         self._model = model
@@ -65,6 +129,10 @@ class ModelRunner:
         self._vocabulary = vocabulary
         self.drafter = drafter
         self._costs = costs
+        self.decode = decode
+        self._own_drafter = drafter
+        self._in_flight: deque[Step] = deque()
+        self._has_told = False
         self._threads = torch.get_num_threads()
         self._histories: dict[str, History] = {}
         self._slots = Slots(
@@ -75,10 +143,86 @@ class ModelRunner:
     def facts(self) -> RunnerFacts:
         return self._facts
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan, requests: Sequence[Request]) -> StepResult:
-        """Run one step; ``requests`` are those that ``plan`` admits for the first time."""
+        """Launch one step and wait for it."""
+        return self.launch(plan, requests).result()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, requests: Sequence[Request]) -> Step:
+        """Run one step, or queue it; ``requests`` are those that ``plan`` admits for the first time."""
+        if plan.admitted:
+            self.settle()  # a slot is taken with what its request has by now
         self._follow(plan, requests)
+        if self.decode is not None and self._is_plain_decoding(plan):
+            return self._launch_decoding(plan, self.decode)
+        self.settle()
+        if self.decode is not None:
+            for span in plan.spans:
+                self.decode.state.outdate(span.slot)
+        return Step(self, plan, done=self._run(plan))
+
+    # ---- steps that the device takes by itself -------------------------------------------------------------------
+
+    def _is_plain_decoding(self, plan: StepPlan) -> bool:
+        if any(span.drafts is None for span in plan.spans) or self.drafter is not self._own_drafter:
+            return False  # prompts; or somebody else proposes, on the host
+        holders = (self._slots.holder(span.slot) for span in plan.spans)
+        plain = all(
+            history.plain and len(history.output) >= history.request.params.min_tokens for history in holders
+        )
+        if not plain and not self._has_told:
+            self._has_told = True
+            log.info("steps wait for the host while a request has a grammar, a penalty or log-probabilities")
+        return plain
+
+    def _launch_decoding(self, plan: StepPlan, decode: DecodeStep) -> Step:
+        bounds = [span.drafts or 0 for span in plan.spans]
+        histories = [self._slots.holder(span.slot) for span in plan.spans]
+        form = decode.form(
+            len(plan.spans),
+            verified=max(bounds),
+            proposed=plan.propose,
+            cuts=any(history.cuts for history in histories),
+        )
+        torch.set_num_threads(self._threads if form.rows >= PARALLEL_ROWS else 1)
+        decode.state.tell(
+            [span.slot for span in plan.spans], bounds, slots=self._slots, requests=form.requests
+        )
+        outcome = Returning(decode.launch(form))
+        step = Step(self, plan, outcome=outcome, histories=histories, verified=form.verified)
+        self._in_flight.append(step)
+        return step
+
+    def settle(self, last: Step | None = None) -> None:
+        """Take in what steps in flight have brought, oldest first, up to ``last`` (None: all of them)."""
+        while self._in_flight:
+            step = self._in_flight.popleft()
+            self._take_in(step)
+            if step is last:
+                return
+
+    def _take_in(self, step: Step) -> None:
+        assert step.outcome is not None
+        results = []
+        for span, history, row in zip(
+            step.plan.spans, step.histories, step.outcome.wait().tolist(), strict=False
+        ):
+            count, drafted, *numbers = row
+            tokens, drafts = numbers[:count], numbers[1 + step.verified :]
+            history.output.extend(tokens)
+            present = tuple(draft for draft in drafts if draft >= 0)
+            # nobody asks for confidences: a runner that does never decodes by itself
+            history.proposal = Proposal(tokens=present, confidences=()) if present else None
+            results.append(
+                SpanResult(
+                    slot=span.slot, request_id=history.request.id, tokens=tuple(tokens), drafted=drafted
+                )
+            )
+        step.end(StepResult(step=step.plan.step, spans=tuple(results)))
+
+    # ---- all others ----------------------------------------------------------------------------------------------
+
+    def _run(self, plan: StepPlan) -> StepResult:
         resolved = self._resolve(plan)
         if not resolved:
             return StepResult(step=plan.step, spans=tuple(self._nothing(span) for span in plan.spans))
@@ -124,6 +268,8 @@ class ModelRunner:
             self._histories[request.id] = History(request=request, matcher=self._matcher(request))
         for admission in plan.admitted:
             self._slots.take(admission, self._histories[admission.request_id])
+            if self.decode is not None:
+                self.decode.state.take(admission.slot)
         for span in plan.spans:
             self._slots.extend(span)
 

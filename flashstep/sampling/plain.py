@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from flashstep.sampling.philox import gumbel
+from flashstep.kernels.sampling.philox import gumbel
 from flashstep.sampling.sampler import NEVER, SampleRow, adjust_
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashstep.kernels.sampling.philox import gumbel
 from flashstep.request import SamplingParams
-from flashstep.sampling.philox import gumbel
 
 NEVER = -torch.inf
+CHUNK_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,10 +35,17 @@ class SampleRow:
 
 
 def sample(logits_RV: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """fp32 logits [R, V] (not changed) -> R token ids."""
+    """fp32 logits [R, V] (not changed) -> R token ids. Works on ``CHUNK_BYTES`` of fp64 logits at a time."""
     assert logits_RV.shape[0] == len(rows)
-    if not rows:
-        return []
+    size = max(CHUNK_BYTES // (8 * logits_RV.shape[1]), 1)
+    return [
+        token
+        for start in range(0, len(rows), size)
+        for token in _sample(logits_RV[start : start + size], rows[start : start + size])
+    ]
+
+
+def _sample(logits_RV: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     adjusted_RV = logits_RV.double()  # a copy: fp32 came in
     for index, row in enumerate(rows):
         adjust_(adjusted_RV[index], row)

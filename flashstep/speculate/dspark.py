@@ -1,7 +1,7 @@
 """Proposing: one pass of the draft layers over a block, then the Markov chain token by token (spec/model.md 8.3, 8.4).
 
 Takes the newest token of each request and what its draws depend on; gives a ``Proposal`` a request. Knows no plan, no rule of
-acceptance. Suffixes: R requests, K draft slots, D width, V vocabulary.
+acceptance. Suffixes: R requests, K draft slots, P drafts that are made, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashstep.config.speculative import DraftSampleMethod
 from flashstep.model.batch import DraftBatch
-from flashstep.model.dspark import DraftModel
+from flashstep.model.dspark import DraftBlock, DraftModel
 from flashstep.speculate.verify import draw_drafts
 
 
@@ -62,46 +62,55 @@ class Proposer:
     ) -> list[Proposal]:
         """``count`` drafts for each of ``anchors``, at most the draft model's width."""
         device = window_table_RB.device
-        tokens_R = torch.tensor([anchor.token for anchor in anchors], device=device)
+        tokens_R, positions_R = torch.tensor(
+            [[anchor.token, anchor.position] for anchor in anchors], device=device
+        ).unbind(1)
         block = self._model.propose(
             DraftBatch(
-                anchor_R=tokens_R,
-                position_R=torch.tensor([anchor.position for anchor in anchors], device=device),
+                anchor_R=tokens_R.contiguous(),
+                position_R=positions_R.contiguous(),
                 window_table_RB=window_table_RB,
                 window_start_R=window_start_R,
             )
         )
-        drawn = self._method is DraftSampleMethod.PROBABILISTIC
-        temperatures_R = torch.tensor(
-            [a.temperature if drawn else 0.0 for a in anchors], dtype=torch.float64, device=device
-        )
+        if self._method is DraftSampleMethod.PROBABILISTIC:
+            return self._drawn(block, anchors, tokens_R, count=count)
+        drafts_RP = self._model.chain(block, tokens_R, places=count)
+        confidences_RP = self._model.confidences(block, tokens_R, drafts_RP)
+        return [
+            Proposal(tokens=tuple(ids), confidences=tuple(sure))
+            for ids, sure in zip(drafts_RP.tolist(), confidences_RP.tolist(), strict=True)
+        ]
+
+    def _drawn(
+        self, block: DraftBlock, anchors: Sequence[Anchor], tokens_R: Tensor, *, count: int
+    ) -> list[Proposal]:
+        """Drafts drawn at the requests' temperatures, with the logits they were drawn from; the best ones at temperature 0."""
+        device = tokens_R.device
+        temperatures_R = torch.tensor([a.temperature for a in anchors], dtype=torch.float64, device=device)
         seeds_R = torch.tensor([anchor.seed for anchor in anchors], device=device)
         positions_R = torch.tensor([anchor.output_position for anchor in anchors], device=device)
         tokens: list[Tensor] = []
-        confidences: list[Tensor] = []
         logits: list[Tensor] = []
         previous_R = tokens_R
-        for slot in range(count):  # the block is always run whole: its width is part of the attention
-            embedding_RM, bias_RV = self._model.markov(previous_R)
-            logits_RV = block.logits_RKV[:, slot] + bias_RV
+        for place in range(count):  # the block is always run whole: its width is part of the attention
+            _, bias_RV = self._model.markov(previous_R)
+            logits_RV = block.logits_RKV[:, place] + bias_RV
             previous_R = draw_drafts(
-                logits_RV, temperatures_R, seeds_R=seeds_R, positions_R=positions_R, offset=slot
+                logits_RV, temperatures_R, seeds_R=seeds_R, positions_R=positions_R, offset=place
             )
             tokens.append(previous_R)
-            confidences.append(self._model.confidence(block.hidden_RKD[:, slot], embedding_RM))
             logits.append(logits_RV)
+        drafts_RP = torch.stack(tokens, dim=1)
+        confidences_RP = self._model.confidences(block, tokens_R, drafts_RP)
         rows = zip(
-            anchors,
-            torch.stack(tokens, dim=1).tolist(),
-            torch.stack(confidences, dim=1).tolist(),
-            torch.stack(logits, dim=1),
-            strict=True,
+            anchors, drafts_RP.tolist(), confidences_RP.tolist(), torch.stack(logits, dim=1), strict=True
         )
         return [
             Proposal(
                 tokens=tuple(ids),
                 confidences=tuple(sure),
-                logits_KV=logits_KV if drawn and anchor.temperature > 0 else None,
+                logits_KV=logits_KV if anchor.temperature > 0 else None,
             )
             for anchor, ids, sure, logits_KV in rows
         ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashstep.config.speculative import RejectionSampleMethod
-from flashstep.sampling.philox import Purpose, gumbel, uniforms
+from flashstep.kernels.sampling.philox import Purpose, gumbel, uniforms
 from flashstep.sampling.sampler import NEVER, SampleRow, log_probabilities, sample
 
 NO_DRAFT = -1

@@ -42,7 +42,7 @@ class DummyWeights:
             return (torch.randn(stored.shape, generator=generator) * FP8_STD).to(torch.float8_e4m3fn)
         if stored.dtype == E8M0:
             return self._scales(stored, generator)
-        values = _float_values(stored, generator)
+        values = float_values(stored, generator)
         return values.to(torch.bfloat16) if stored.dtype == BF16 else values
 
     def _scales(self, stored: Stored, generator: torch.Generator) -> Tensor:
@@ -63,11 +63,12 @@ def write_dummy(
     write_shards(folder, config, stored=dummy.stored.values(), fetch=dummy.tensor, shard_bytes=shard_bytes)
 
 
-def _float_values(stored: Stored, generator: torch.Generator) -> Tensor:
-    """fp32, spread as spec/model.md 13 asks for this kind of tensor."""
+def float_values(stored: Stored, generator: torch.Generator) -> Tensor:
+    """fp32 on the generator's device, spread as spec/model.md 13 asks for this kind of tensor."""
     for ending, spread in SPREADS:
         if stored.name.endswith(ending):
-            return spread(torch.randn(stored.shape, generator=generator), stored)
+            noise = torch.randn(stored.shape, generator=generator, device=generator.device)
+            return spread(noise, stored)
     raise AssertionError(f"no spread is known for {stored.name}")
 
 

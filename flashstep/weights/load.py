@@ -5,7 +5,7 @@ apart, since they may stay where they are. A checkpoint is compared with the con
 before any of its data is read; no absent tensor is ever made up. Engram planes are not searched for NaN: they may be mapped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from flashstep.weights.dummy import DummyWeights
 from flashstep.weights.names import Kind, Parameter, engram_table_name, is_vision, parameters, stored_tensors
 from flashstep.weights.reader import INDEX, Checkpoint, CheckpointError
 
-Weights = dict[str, Tensor | QuantTensor]
+Weights = Mapping[str, Tensor | QuantTensor]
 Fetch = Callable[[str], Tensor]  # stored name -> stored tensor
 Progress = Callable[[int, int], None]  # parameters done, of how many
 E4M3_NAN = 0x7F  # all bits but the sign
@@ -35,10 +35,36 @@ class EngramPlanes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """``weights`` by our name, owned; ``engram`` planes by layer, as the source gave them."""
+    """``weights`` by our name, owned or made when asked for; ``engram`` planes by layer, as the source gave them."""
 
     weights: Weights
     engram: dict[int, EngramPlanes]
+
+
+class OnDevice(Weights):
+    """``weights`` on ``device``, each moved there when it is asked for, so that no weight is there in two forms for long."""
+
+    def __init__(self, weights: Weights, device: torch.device) -> None:
+        self._weights = weights
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __getitem__(self, name: str) -> Tensor | QuantTensor:
+        return self._weights[name].to(self._device)
+
+
+def check_weights(folder: Path, config: ModelConfig) -> Checkpoint:
+    """The checkpoint in ``folder``, none of whose data has been read; ``CheckpointError`` if it is not as ``config`` needs it."""
+    checkpoint = Checkpoint(folder)
+    problems = [*checkpoint.problems, *misfits(checkpoint, config)]
+    if problems:
+        raise CheckpointError(str(folder), problems)
+    return checkpoint
 
 
 def load_weights(
@@ -48,10 +74,7 @@ def load_weights(
 
     The drafter's tensors (mtp.*) are checked always and loaded if ``drafts``; vision tensors are skipped.
     """
-    checkpoint = Checkpoint(folder)
-    problems = [*checkpoint.problems, *misfits(checkpoint, config)]
-    if problems:
-        raise CheckpointError(str(folder), problems)
+    checkpoint = check_weights(folder, config)
     loaded = _assemble(checkpoint.tensor, config, drafts=drafts, progress=progress)
     poisoned = [
         f"{name} in {folder} holds NaN: the file is damaged, or was written by a run that diverged"
@@ -96,7 +119,7 @@ def misfits(checkpoint: Checkpoint, config: ModelConfig) -> list[str]:
 
 def _assemble(fetch: Fetch, config: ModelConfig, *, drafts: bool, progress: Progress | None) -> Loaded:
     chosen = [p for p in parameters(config).values() if drafts or not p.is_draft]
-    weights: Weights = {}
+    weights: dict[str, Tensor | QuantTensor] = {}
     planes: dict[str, EngramPlanes] = {}
     for done, parameter in enumerate(chosen, start=1):
         if parameter.kind is Kind.ENGRAM_TABLE:

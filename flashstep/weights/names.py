@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flashstep.config.model import MX_GROUP, WEIGHT_BLOCK, ModelConfig, Role
+from flashstep.parallel.layout import WHOLE, Layout
 
 BF16, F32, FP8, E8M0, PACKED_FP4 = "BF16", "F32", "F8_E4M3", "F8_E8M0", "I8"  # as safetensors spells them
 VISION_PREFIXES = ("vision.", "aligner.")
@@ -84,8 +85,11 @@ def engram_table_name(layer: int) -> str:
     return f"layers.{layer}.engram.embed.weight"
 
 
-def parameters(config: ModelConfig) -> dict[str, Parameter]:
-    """Every parameter of the model and its drafter by our name, in the order of the layers."""
+def parameters(config: ModelConfig, layout: Layout = WHOLE) -> dict[str, Parameter]:
+    """Every parameter of the model and its drafter by our name, in the order of the layers.
+
+    Of a rank: ``config`` is its view (``Layout.view``), and the shapes are those of what it holds.
+    """
     found = [
         Parameter(name="embed.weight", kind=Kind.BF16, shape=(config.vocab_size, config.hidden_size)),
         Parameter(name="head.weight", kind=Kind.BF16, shape=(config.vocab_size, config.hidden_size)),
@@ -93,11 +97,12 @@ def parameters(config: ModelConfig) -> dict[str, Parameter]:
     ]
     for spec in config.layers:
         prefix = f"layers.{spec.index}"
-        found += _block(config, prefix, experts=config.n_routed_experts)
+        experts = config.n_routed_experts
+        found += _block(config, prefix, experts=experts, local=layout.local_experts(experts))
         found += _compressed(config, f"{prefix}.attn", role=spec.role, ratio=spec.ratio)
     for layer, rows in zip(config.engram_layer_ids, config.engram_num_embeddings, strict=True):
-        found += _engram(config, layer, rows=rows)
-    found += _drafter(config)
+        found += _engram(config, layer, rows=rows, parts=layout.tensor_parts)
+    found += _drafter(config, layout)
     return {parameter.name: parameter for parameter in found}
 
 
@@ -119,8 +124,8 @@ def _expert_pairs(parameter: Parameter) -> Iterator[Stored]:
         yield Stored(name=f"{name}.scale", dtype=E8M0, shape=(out, inner // MX_GROUP))
 
 
-def _block(c: ModelConfig, prefix: str, *, experts: int) -> Iterator[Parameter]:
-    """What every layer has, whatever its role."""
+def _block(c: ModelConfig, prefix: str, *, experts: int, local: int) -> Iterator[Parameter]:
+    """What every layer has, whatever its role; of ``experts`` that the router knows, ``local`` are held."""
     coefficients = (2 + c.hc_mult) * c.hc_mult
     heads = c.num_attention_heads
     attn, ffn = f"{prefix}.attn", f"{prefix}.ffn"
@@ -149,7 +154,7 @@ def _block(c: ModelConfig, prefix: str, *, experts: int) -> Iterator[Parameter]:
     for matrix in EXPERT_MATRICES:
         narrow, wide = c.moe_intermediate_size, c.hidden_size
         shape = (wide, narrow) if matrix == "w2" else (narrow, wide)
-        yield Parameter(name=f"{ffn}.experts.{matrix}", kind=Kind.FP4_EXPERTS, shape=(experts, *shape))
+        yield Parameter(name=f"{ffn}.experts.{matrix}", kind=Kind.FP4_EXPERTS, shape=(local, *shape))
         yield Parameter(name=f"{ffn}.shared_experts.{matrix}.weight", kind=Kind.FP8_BLOCK, shape=shape)
 
 
@@ -175,9 +180,9 @@ def _compressed(c: ModelConfig, attn: str, *, role: Role, ratio: int) -> Iterato
         yield Parameter(name=f"{attn}.indexer.weights_proj.weight", kind=Kind.BF16, shape=shape)
 
 
-def _engram(c: ModelConfig, layer: int, *, rows: int) -> Iterator[Parameter]:
+def _engram(c: ModelConfig, layer: int, *, rows: int, parts: int) -> Iterator[Parameter]:
     yield Parameter(name=engram_table_name(layer), kind=Kind.ENGRAM_TABLE, shape=(rows, c.engram_head_dim))
-    shape = ((c.hc_mult + 1) * c.hidden_size, c.hash_columns * c.engram_head_dim)
+    shape = ((c.hc_mult + 1) * c.hidden_size // parts, c.hash_columns * c.engram_head_dim)
     yield Parameter(name=f"layers.{layer}.engram.wkv.weight", kind=Kind.FP8_BLOCK, shape=shape)
     for name in ("q_weight", "k_weight"):
         yield Parameter(
@@ -185,10 +190,12 @@ def _engram(c: ModelConfig, layer: int, *, rows: int) -> Iterator[Parameter]:
         )
 
 
-def _drafter(c: ModelConfig) -> Iterator[Parameter]:
-    stages = c.num_nextn_predict_layers
+def _drafter(c: ModelConfig, layout: Layout) -> Iterator[Parameter]:
+    stages, experts = c.num_nextn_predict_layers, c.dspark_n_routed_experts
     for stage in range(stages):
-        yield from _block(c, f"mtp.{stage}", experts=c.dspark_n_routed_experts)
+        yield from _block(
+            c, f"mtp.{stage}", experts=experts, local=layout.local_experts(experts, replicas=False)
+        )
     if stages == 0:
         return
     last = f"mtp.{stages - 1}"

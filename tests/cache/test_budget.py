@@ -12,6 +12,7 @@ from flashstep.cache.budget import plan_cache, report, weight_bytes
 from flashstep.cache.groups import CacheGroups
 from flashstep.config.cache import CacheConfig, HitPolicy
 from flashstep.config.engine import EngineConfig
+from flashstep.config.engram import EngramOptions
 from flashstep.config.errors import ConfigError
 from flashstep.config.model import ModelConfig
 from flashstep.config.presets import released
@@ -174,7 +175,10 @@ def test_a_model_without_kv_sources_needs_no_global_memory():
 
 
 def test_the_report_names_every_group_and_its_reason():
-    text = report(RELEASED, engine(engram_table="mmap", kv_cache_memory_bytes=64 * GIB))
+    text = report(
+        RELEASED,
+        engine(engram=EngramOptions(dp_shared_memory=True), device="cpu", kv_cache_memory_bytes=64 * GIB),
+    )
     for word in (
         "routed experts",
         "Engram tables",

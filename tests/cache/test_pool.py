@@ -97,3 +97,29 @@ def test_poison_of_blocks_spares_the_others() -> None:
         assert [bool((b == 0xFF).all()) for b in planes[0]] == [False, True, False, False, True, False]
         assert not planes[1][[0, 2, 3, 5]].any()
     assert bool((p.window(6).planes[1][0] == 0xFF).all()) and not p.window(6).planes[0][1:].any()
+
+
+def test_views_follow_a_pool_to_its_new_memory() -> None:
+    """What layers were given before is of the new memory behind it, in shape, place and bytes."""
+    groups = CacheGroups.of(tiny.configuration("A"))
+    resized = pool(groups, num_blocks=3, num_window_blocks=2)
+    fresh = pool(groups, num_blocks=7, num_window_blocks=5)
+    window, source = resized.window(3), resized.source(2)
+    resized.resize(7, 5)
+    resized.poison()
+    fresh.poison()
+    pairs = [
+        *zip(window.planes, fresh.window(3).planes, strict=True),
+        *zip(source.compressed, fresh.source(2).compressed, strict=True),
+        *zip(source.index_keys, fresh.source(2).index_keys, strict=True),
+    ]
+    for old, new in pairs:
+        assert (old.shape, old.stride(), old.storage_offset()) == (
+            new.shape,
+            new.stride(),
+            new.storage_offset(),
+        )
+        assert torch.equal(old, new)
+    window.planes[0][4, 1] = 3
+    assert torch.equal(resized.window(3).planes[0], window.planes[0])
+    assert (resized.num_blocks, resized.num_window_blocks, resized.total_bytes) == (7, 5, fresh.total_bytes)

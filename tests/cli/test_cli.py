@@ -12,7 +12,7 @@ from flashstep.cli import check, main
 from flashstep.cli.model import resolve, served_name, tiny_model
 from flashstep.weights.dummy import write_dummy
 
-COMMANDS = ("serve", "generate", "chat", "check", "budget", "kernels")
+COMMANDS = ("serve", "generate", "chat", "check", "budget", "kernels", "bench")
 SMALL = ("--max-num-seqs", "4", "--kv-cache-memory-bytes", str(32 << 20), "--max-model-len", "512")
 
 
@@ -53,7 +53,7 @@ def test_serve_has_vllms_flag_names(capsys: pytest.CaptureFixture[str]) -> None:
         "--host --port --served-model-name --max-model-len --max-num-seqs --max-num-batched-tokens --block-size "
         "--kv-cache-memory-bytes --num-gpu-blocks-override --enable-prefix-caching --no-enable-prefix-caching "
         "--scheduling-policy --load-format --seed --long-prefill-token-threshold --uvicorn-log-level "
-        "--prefix-hit-policy --engram-table --kernels --speculative-config --per-request-spec-decode-metrics"
+        "--prefix-hit-policy --engram-config --numa-bind --kernels --speculative-config --per-request-spec-decode-metrics"
     ).split():
         assert flag in shown
 
@@ -131,6 +131,52 @@ def test_budget_of_speculation(capsys: pytest.CaptureFixture[str]) -> None:
     assert "528 x 43 layers, 3 of them the drafter's" in shown
     assert main(["budget", "--released", "--speculative-config", '{"num_speculative_tokens": 6}']) == 2
     assert "num_speculative_tokens is 6" in capsys.readouterr().err
+
+
+def test_budget_of_a_rank_on_a_gpu_of_a_given_size(capsys: pytest.CaptureFixture[str]) -> None:
+    rank = ("budget", "--released", "--load-format", "dummy", "--emulate", "tp4:0")
+    assert main([*rank, "--device-memory-bytes", str(139 * 10**9)]) == 0
+    told = capsys.readouterr().out
+    assert "weights: routed experts" in told and "It fits." in told
+    assert main([*rank, "--device-memory-bytes", str(60 * 10**9)]) == 0
+    assert "It does not fit: " in capsys.readouterr().out
+
+
+def test_bench_forward_writes_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, picture = tmp_path / "forward.json", tmp_path / "forward.svg"
+    options = (
+        "--repeats",
+        "2",
+        "--json",
+        str(file),
+        "--svg",
+        str(picture),
+        "--load-format",
+        "dummy",
+        "--emulate",
+        "dep4:1",
+    )
+    assert main(["bench", "forward", "2*6@40", "30@20c", *options]) == 0
+    told = capsys.readouterr().out
+    assert "dep4:1" in told and "excluded: dispatch of rows" in told and "2*6@40:5: " in told
+    assert '"1*30@20c"' in file.read_text() and picture.read_text().startswith("<?xml")
+    assert main(["bench", "forward", "six"]) == 2
+    assert "it is written [N*]Q[@K][c][:D]" in capsys.readouterr().err
+    assert main(["bench", "forward", "--released"]) == 2, "there is no checkpoint of that name"
+
+
+def test_bench_latency_tells_percentiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "latency.json"
+    few = ("--input-len", "5", "--output-len", "4", "--num-iters", "1", "--num-iters-warmup", "0")
+    assert main(["bench", "latency", *few, "--output-json", str(file)]) == 0
+    assert "P99" in capsys.readouterr().out and '"steps_us"' in file.read_text()
+    assert main(["bench", "latency", "--output-len", "1"]) == 2
+    assert "--output-len is 1; it must be at least 2" in capsys.readouterr().err
+
+
+def test_emulation_needs_dummy_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "x", "--emulate", "tp2:0"]) == 2
+    assert "say --load-format dummy too" in capsys.readouterr().err
 
 
 def test_kernels_prints_every_op(capsys: pytest.CaptureFixture[str]) -> None:

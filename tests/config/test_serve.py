@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from flashstep.config.cache import HitPolicy
-from flashstep.config.engine import ENGRAM_TABLES, LOAD_FORMATS, SCHEDULING_POLICIES, EngineConfig
+from flashstep.config.engine import LOAD_FORMATS, SCHEDULING_POLICIES, EngineConfig
 from flashstep.config.errors import ConfigError
 from flashstep.config.serve import EngineOptions, ServeConfig
 from flashstep.config.speculative import RejectionSampleMethod, SpeculativeOptions
@@ -22,6 +22,7 @@ from flashstep.config.speculative import RejectionSampleMethod, SpeculativeOptio
         ({"block_size": 0}, "--block-size is 0"),
         ({"block_size": 33}, "--block-size is 33; it must be even"),
         ({"kv_cache_memory_bytes": 0}, "--kv-cache-memory-bytes is 0"),
+        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization is 1.5"),
         ({"num_gpu_blocks_override": 0}, "--num-gpu-blocks-override is 0"),
         ({"seed": -1}, "--seed is -1"),
         ({"kernels": "fast"}, "--kernels is 'fast'"),
@@ -32,6 +33,8 @@ from flashstep.config.speculative import RejectionSampleMethod, SpeculativeOptio
         ({"served_model_name": ("a", "a")}, "one name twice"),
         ({"speculative_config": '{"method": "eagle"}'}, "--speculative-config: method is"),
         ({"speculative_config": "{"}, "--speculative-config: "),
+        ({"engram_config": '{"offload": true}'}, "--engram-config: offload is not a known field"),
+        ({"numa_bind": True, "device": "cpu"}, "--numa-bind is set and --device is cpu"),
         ({"per_request_spec_decode_metrics": "summary"}, "nothing to tell without --speculative-config"),
     ],
 )
@@ -55,6 +58,7 @@ def test_defaults_are_usable() -> None:
 def test_every_engine_option_reaches_the_engine() -> None:
     options = EngineOptions(
         load_format="dummy",
+        emulate="dep8:3",
         seed=7,
         max_model_len=100,
         max_num_seqs=3,
@@ -63,12 +67,16 @@ def test_every_engine_option_reaches_the_engine() -> None:
         scheduling_policy="priority",
         block_size=8,
         kv_cache_memory_bytes=12345,
+        gpu_memory_utilization=0.5,
         num_gpu_blocks_override=44,
         enable_prefix_caching=False,
         prefix_hit_policy=HitPolicy.BOUNDED,
-        engram_table="mmap",
+        engram_config='{"use_thp": true}',
+        numa_bind=True,
         speculative_config='{"num_speculative_tokens": 3, "rejection_sample_method": "block"}',
-        device="cpu",
+        device="cuda",
+        enforce_eager=True,
+        batch_invariant=True,
         kernels="reference",
     ).checked()
     engine = options.engine(Path("somewhere"))
@@ -90,5 +98,4 @@ def test_option_defaults_are_the_engines() -> None:
 def test_choices_are_the_engines() -> None:
     choices = {field.name: field.type for field in msgspec.structs.fields(EngineOptions)}
     assert choices["load_format"].__args__ == LOAD_FORMATS
-    assert choices["engram_table"].__args__ == ENGRAM_TABLES
     assert choices["scheduling_policy"].__args__ == SCHEDULING_POLICIES

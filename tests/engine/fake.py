@@ -6,6 +6,7 @@ from pathlib import Path
 from flashstep.config.cache import CacheConfig
 from flashstep.config.engine import EngineConfig
 from flashstep.config.scheduler import SchedulerConfig
+from flashstep.step import StepResult
 from tests.scheduler.fake_runner import FakeRunner
 
 WINDOW = 8
@@ -22,6 +23,43 @@ class MoodyRunner(FakeRunner):
         if any(s.request.prompt[0] == PAUSE for s in self.sequences.values()):
             time.sleep(0.02)
         return super().run(plan, requests)
+
+
+class LateRunner(FakeRunner):
+    """As a device does it: a step that was launched is not over, its result must be waited for. ``events`` tells the order."""
+
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        self.events: list[tuple[str, int]] = []
+
+    def launch(self, plan, requests):
+        self.events.append(("launch", plan.step))
+        return Late(self.run(plan, requests), self.events)
+
+
+class Late:
+    """A step whose result nobody may look at before it was asked for."""
+
+    over = False
+
+    def when_over(self, call) -> None:
+        self._call = call
+
+    def end(self) -> None:
+        """The runner has taken its result in."""
+        if not self.over:
+            self.over = True
+            self._call()
+
+    def __init__(self, step: StepResult, events: list[tuple[str, int]]) -> None:
+        self._step, self._events = step, events
+        self._call = lambda: None
+
+    def result(self) -> StepResult:
+        if not self.over:
+            time.sleep(0.002)
+            self._events.append(("result", self._step.step))
+        return self._step
 
 
 def build(config: EngineConfig) -> MoodyRunner:

@@ -24,22 +24,52 @@ class Watched(fake.MoodyRunner):
         return super().run(plan, requests)
 
 
+class Settling(fake.LateRunner):
+    """Takes in what is in flight when it launches, as the runner does before a step that needs the host; then it is slow."""
+
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        self.in_flight = []
+
+    def launch(self, plan, requests):
+        for step in self.in_flight:
+            step.end()
+        self.in_flight = [super().launch(plan, requests)]
+        time.sleep(0.01)
+        self.events.append(("launched", plan.step))
+        return self.in_flight[0]
+
+
 @pytest.fixture
 def rig():
+    yield from serving(Watched)
+
+
+@pytest.fixture
+def late_rig():
+    yield from serving(fake.LateRunner)
+
+
+@pytest.fixture
+def settling_rig():
+    yield from serving(Settling)
+
+
+def serving(kind):
     made = fake.build(fake.config())
-    runner = Watched(made.facts.scheduler, made.facts.cache, sliding_window=fake.WINDOW)
+    runner = kind(made.facts.scheduler, made.facts.cache, sliding_window=fake.WINDOW)
     runner.depths = []
     addresses = Addresses.fresh()
     server, end = ServerEnd(addresses), EngineEnd(addresses)
     engine = runner.engine = Engine(runner, seed=0)
     with ThreadPoolExecutor(1) as runner_thread:
         loop = EngineLoop(engine, end, runner_thread=runner_thread, parent=None)
-        serving = threading.Thread(target=loop.run)
-        serving.start()
+        thread = threading.Thread(target=loop.run)
+        thread.start()
         yield server, runner, loop
         loop.stop()
-        serving.join(10)
-        assert not serving.is_alive()
+        thread.join(10)
+        assert not thread.is_alive()
     end.close()
     server.close()
     addresses.remove()
@@ -82,6 +112,39 @@ def test_steps_overlap_and_each_sends_one_message(rig):
     )
     assert stats[-1].generation_tokens == 240
     assert (stats[-1].cache_usage, stats[-1].waiting) == (0, 0)
+
+
+def test_the_next_step_is_launched_before_a_result_is_waited_for(late_rig):
+    """In steady state: launch N + 1, wait for N; and never the other way round but where nothing can be planned."""
+    server, runner, _ = late_rig
+    requests = [request(f"r{i}", (5, 6, i + 2), 40, seed=i, ignore_eos=True) for i in range(6)]
+    server.send(messages.Submit(tuple(requests)))
+    heard = hear(server, until=ended(6))
+    outputs = [m for m in heard if isinstance(m, messages.Outputs)]
+    for item in requests:
+        tokens = [t for m in outputs for o in m.outputs if o.id == item.id for t in o.tokens]
+        assert tokens == expected(item, vocab_size=97, max_model_len=256)[0]
+    place = {event: number for number, event in enumerate(runner.events)}
+    steps = range(max(step for _, step in runner.events))
+    ahead = [place["launch", n + 1] < place["result", n] for n in steps]
+    assert sum(ahead) > 0.9 * len(ahead)
+    assert all(place["result", n] < place["result", n + 1] for n in steps), "results come in order"
+
+
+def test_a_step_that_ends_while_the_next_is_launched_is_told_at_once(settling_rig):
+    server, runner, _ = settling_rig
+    commit, committed = runner.engine.commit, []
+
+    def noted(result):
+        committed.append((result.step, len(runner.events)))
+        return commit(result)
+
+    runner.engine.commit = noted
+    server.send(messages.Submit((request("r", (5, 6, 7), 30, ignore_eos=True),)))
+    hear(server, until=ended(1))
+    ready = {step: place for place, (what, step) in enumerate(runner.events) if what == "launched"}
+    early = [events <= ready[step + 1] for step, events in committed if step + 1 in ready]
+    assert sum(early) > 0.8 * len(early)
 
 
 def test_stats_come_at_most_every_tenth_of_a_second_and_stop_when_idle(rig):

@@ -12,6 +12,7 @@ from flashstep.config.model import ModelConfig
 from flashstep.config.presets import released
 from flashstep.engram.hash import EngramHash, bucket_primes, multipliers
 from flashstep.engram.token_map import TokenMap
+from flashstep.kernels.engram.reference import hash_rows
 
 VECTORS = Path(__file__).parents[3].joinpath("shared/vectors/model")
 RELEASED_PRIMES = {
@@ -47,13 +48,13 @@ def test_released_multipliers() -> None:
 
 
 def test_released_rows() -> None:
-    rows = EngramHash(released()).rows(1, torch.tensor([[10, 20, 30, 40]]))
+    rows = hash_rows(torch.tensor([[10, 20, 30, 40]]), EngramHash(released()).of(1))
     assert rows.tolist() == [ROWS_OF_10_20_30_40]
 
 
 def test_products_of_the_largest_ids_do_not_wrap() -> None:
     largest = released().engram_compressed_vocab_size - 1
-    rows = EngramHash(released()).rows(14, torch.full((1, 4), largest))
+    rows = hash_rows(torch.full((1, 4), largest), EngramHash(released()).of(14))
     mixed = largest * RELEASED_MULTIPLIERS[14][0]
     expected, offset = [], 0
     for n in range(1, 4):
@@ -87,6 +88,6 @@ def test_golden_rows(name: str) -> None:
         lookback = np.stack([padded[n - 1 - s : len(padded) - s] for s in range(n)], axis=1)
         for layer in config.engram_layer_ids:
             expected = torch.from_numpy(recorded[f"L{length}/layer{layer}/engram_ids"]).reshape(length, -1)
-            assert torch.equal(hashing.rows(layer, torch.from_numpy(lookback)), expected.long())
+            assert torch.equal(hash_rows(torch.from_numpy(lookback), hashing.of(layer)), expected.long())
             compared += 1
     assert compared == 6 * len(config.engram_layer_ids)

@@ -1,9 +1,9 @@
-"""Engram injection: gate goldens through the op, statistics per stream, all streams get the value."""
+"""Engram: rows hashed and decoded exactly; gate goldens through the op, statistics per stream, all streams get the value."""
 
 import pytest
 import torch
 
-from flashstep.kernels.engram import Engram, reference
+from flashstep.kernels.engram import Engram, Hashing, reference
 from tests.kernels.implementations import DEVICE, families
 
 pytestmark = pytest.mark.parametrize("engram", families(Engram))
@@ -23,6 +23,48 @@ def inputs(rows: int, width: int) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
     shapes = ((rows, STREAMS, width), (rows, (STREAMS + 1) * width), (STREAMS, width), (STREAMS, width))
     return tuple(torch.randn(*shape, generator=generator).bfloat16().to(DEVICE) for shape in shapes)
+
+
+PRIMES = ((101, 103), (107, 109), (113, 127))
+MULTIPLIERS = (76632096046245, 4839876093313, 35959672319349, 73987337458391)
+
+
+def table(width: int, *, apart: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every byte but E4M3's NaN, and every scale; in two planes, or row by row."""
+    rows = sum(sum(pair) for pair in PRIMES)
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randint(0, 256, (rows, width), generator=generator, dtype=torch.uint8)
+    values[(values & 0x7F) == 0x7F] = 0x38
+    scales = torch.randint(0, 256, (rows, width // 32), generator=generator, dtype=torch.uint8)
+    if apart:
+        return values.to(DEVICE), scales.to(DEVICE)
+    joined = torch.cat((values, scales), 1).to(DEVICE)
+    return joined[:, :width], joined[:, width:]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("width", [32, 256])
+def test_look_up_hashes_and_decodes(engram: Engram, apart: bool, width: int) -> None:
+    """Bucket, row and number said in Python; scale 255 is NaN, scale 0 a subnormal."""
+    flat = [prime for pair in PRIMES for prime in pair]
+    offsets = [sum(flat[:column]) for column in range(len(flat))]
+    hashing = Hashing(*(torch.tensor(numbers, device=DEVICE) for numbers in (MULTIPLIERS, flat, offsets)))
+    values, scales = table(width, apart=apart)
+    lookback = torch.randint(0, 99_092, (50, 4), generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    got = engram.look_up(lookback, hashing, (values, scales)).unflatten(1, (len(flat), width))
+    data = values.cpu().view(torch.float8_e4m3fn).double()
+    for token, ids in enumerate(lookback.tolist()):
+        mixed = ids[0] * MULTIPLIERS[0]
+        for n, pair in enumerate(PRIMES, start=1):
+            mixed ^= ids[n] * MULTIPLIERS[n]
+            for head, prime in enumerate(pair):
+                column = 2 * (n - 1) + head
+                row = mixed % prime + offsets[column]
+                scale = torch.exp2(scales[row].cpu().double() - 127)
+                scale[scales[row].cpu() == 255] = float("nan")
+                want = (data[row] * scale.repeat_interleave(32)).bfloat16()
+                assert torch.equal(got[token, column].cpu().nan_to_num(7.0), want.nan_to_num(7.0))
+    assert engram.look_up(lookback[:0], hashing, (values, scales)).shape == (0, len(flat) * width)
 
 
 @pytest.mark.parametrize(("dot", "gate"), [(0.0, 0.50025), (-4.0, 0.11920), (0.25, 0.62246)])
@@ -60,7 +102,7 @@ def test_inject_equals_the_formula(engram: Engram) -> None:
 @pytest.mark.parametrize(("rows", "width"), [(3, 5120), (5, 96), (0, 64)])
 def test_inject_equals_the_reference_at_other_shapes(engram: Engram, rows: int, width: int) -> None:
     x, kv, query_weight, key_weight = inputs(rows, width)
-    weights = {"query_weight_SD": query_weight, "key_weight_SD": key_weight, "eps": 1e-20}
+    weights: dict = {"query_weight_SD": query_weight, "key_weight_SD": key_weight, "eps": 1e-20}
     out = engram.inject(x, kv, **weights)
     check(engram, out, reference.inject(x, kv, **weights))
     assert all(

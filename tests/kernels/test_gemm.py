@@ -7,15 +7,36 @@ import pytest
 import torch
 
 from flashstep.kernels import choose_ops
+from flashstep.kernels.device import device_facts
 from flashstep.kernels.gemm import Gemm, lin8_cost
+from flashstep.kernels.registry import Switch, choose
 from flashstep.quant import mxfp8
 from flashstep.quant.tensor import FP8_BLOCK, QuantTensor
-from tests.kernels.implementations import DEVICE, families
+from tests.kernels.implementations import DEVICE
 
-pytestmark = pytest.mark.parametrize("gemm", families(Gemm))
+# what a device with these facts is given
+LAYERS = {
+    "reference": set(),
+    "triton": {"cuda", "sm90"},
+    "cuda": {"cuda", "sm90", "nvcc"},
+    "free_order": {"cuda", "sm90", "nvcc", "any_order"},
+}
+
+
+def layers() -> list[Any]:
+    found = []
+    for name, facts in LAYERS.items():
+        if facts <= device_facts(DEVICE):
+            chosen = choose(Gemm.TABLE, facts=frozenset(facts), switch=Switch())
+            found.append(pytest.param(Gemm({op: choice.load() for op, choice in chosen.items()}), id=name))
+    return found
+
+
+pytestmark = pytest.mark.parametrize("gemm", layers())
 ROWS, INPUTS, OUTPUTS = 37, 96, 64
-# outputs, inputs: wq_a beside wkv, shared w2 of a TP4 rank, wo_b of a TP4 rank, wq_b of a TP4 rank
-RELEASED = ((1792, 5120), (5120, 576), (5120, 2048), (8192, 1280))
+# outputs, inputs: wq_a beside wkv, shared w2 of a TP4 rank, wo_b of a TP4 rank, wq_b of a TP4 rank, w1 beside w3 of a TP4 rank
+RELEASED = ((1792, 5120), (5120, 576), (5120, 2048), (8192, 1280), (1152, 5120))
+FEWER_ROWS = (1, 6, 16, 48, 65, 96, 384, 1000)
 needs_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="released shapes are for a GPU")
 
 
@@ -104,6 +125,10 @@ def test_linb_grouped_is_block_diagonal_and_prepare_fp8_grouped_splits_rows(gemm
         check(gemm, "linb_grouped", out[:, group], x[:, group].double() @ part.T)
 
 
+def depends_on_rows(gemm: Gemm) -> bool:
+    return gemm._loaded["lin8"].__module__.endswith(".free_order")
+
+
 @needs_gpu
 @pytest.mark.parametrize(("out", "width"), RELEASED)
 def test_lin8_at_released_shapes(gemm: Gemm, out: int, width: int) -> None:
@@ -112,19 +137,53 @@ def test_lin8_at_released_shapes(gemm: Gemm, out: int, width: int) -> None:
     exact = mxfp8.quantise_dequantise(inputs(1500, width)).double() @ w.dequantise().double().T
     whole = gemm.lin8(quantised, prepared)
     check(gemm, "lin8", whole, exact)
-    for rows in (1, 6, 48, 384):  # chunks are added in the program here, and by a second kernel for few rows
-        assert torch.equal(gemm.lin8(quantised[:rows], prepared), whole[:rows])
+    for rows in (
+        FEWER_ROWS
+    ):  # chunks are added in one place here, and across a cluster or by a second kernel for few rows
+        part = gemm.lin8(quantised[:rows], prepared)
+        check(gemm, "lin8", part, exact[:rows])
+        assert depends_on_rows(gemm) or torch.equal(part, whole[:rows]), rows
 
 
 @needs_gpu
 def test_wo_a_and_the_head_at_released_shapes(gemm: Gemm) -> None:
     w = QuantTensor.quantise(weight(8 * 1024, 4096), FP8_BLOCK)
-    x = inputs(6, 8 * 4096).unflatten(1, (8, 4096))
+    prepared, x = gemm.prepare_fp8_grouped(w, groups=8), inputs(1100, 8 * 4096).unflatten(1, (8, 4096))
     exact = torch.einsum("tgi,goi->tgo", x.double(), w.dequantise().double().unflatten(0, (8, 1024)))
-    check(gemm, "linb_grouped", gemm.linb_grouped(x, gemm.prepare_fp8_grouped(w, groups=8)), exact)
-    head = weight(12928, 5120).bfloat16()
+    whole = gemm.linb_grouped(x, prepared)
+    check(gemm, "linb_grouped", whole, exact)
+    head, y = weight(12928, 5120).bfloat16(), inputs(1100, 5120)
+    head_prepared = gemm.prepare_bf16(head)
+    logits = gemm.linf(y, head_prepared)
+    check(gemm, "linf", logits, y.double() @ head.double().T)
+    for rows in FEWER_ROWS:
+        part, few = gemm.linb_grouped(x[:rows], prepared), gemm.linf(y[:rows], head_prepared)
+        check(gemm, "linb_grouped", part, exact[:rows])
+        if not depends_on_rows(gemm):
+            assert torch.equal(part, whole[:rows]) and torch.equal(few, logits[:rows]), rows
+
+
+@needs_gpu
+def test_a_captured_product_repeats_itself(gemm: Gemm) -> None:
+    """Nothing is left over from one replay to the next, and a layer's products may follow one another without a pause."""
+    if gemm._loaded["lin8"].__module__.endswith(".reference"):
+        pytest.skip("the reference is not captured")
+    first, second = (
+        gemm.prepare_fp8(QuantTensor.quantise(weight(*shape), FP8_BLOCK))
+        for shape in ((1792, 5120), (5120, 1792))
+    )
     x = inputs(6, 5120)
-    check(gemm, "linf", gemm.linf(x, gemm.prepare_bf16(head)), x.double() @ head.double().T)
+
+    def layer() -> torch.Tensor:
+        return gemm.lin8(gemm.quantise_input(gemm.lin8(gemm.quantise_input(x), first)), second)
+
+    want = layer()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = [layer() for _ in range(4)]
+    for _ in range(20):
+        graph.replay()
+        assert all(torch.equal(one, want) for one in out)
 
 
 @pytest.mark.parametrize("width", [INPUTS, 2048])
@@ -153,6 +212,22 @@ def test_one_op_alone_can_be_forced_to_the_reference(gemm: Gemm) -> None:
     x = inputs(width=320).unflatten(1, (2, 160))
     want = reference.linb_grouped(x, reference.prepare_fp8_grouped(w, groups=2))
     assert torch.equal(reference.linb_grouped(x, gemm.prepare_fp8_grouped(w, groups=2)), want)
+
+
+@pytest.mark.parametrize(("heights", "width"), [((64,), 128), ((40, 40), 96), ((320, 96), 1280)])
+def test_the_blocks_of_the_cuda_rows_read_back(gemm: Gemm, heights: tuple[int, ...], width: int) -> None:
+    """Also where there is no GPU: codes and scales are found again where the kernel looks for them."""
+    cuda = pytest.importorskip("flashstep.kernels.gemm.cuda")
+    pieces = [QuantTensor.quantise(weight(height, width).cpu(), FP8_BLOCK) for height in heights]
+    assert torch.equal(
+        cuda.prepare_fp8(*pieces).double(), torch.cat([w.dequantise().double() for w in pieces])
+    )
+    grouped = QuantTensor.quantise(weight(192, width).cpu(), FP8_BLOCK)
+    want = grouped.dequantise().double().unflatten(0, (2, -1)).transpose(1, 2)
+    assert torch.equal(cuda.prepare_fp8_grouped(grouped, groups=2).double(), want)
+    large = QuantTensor.quantise(weight(64, width).cpu() * 2.0**20, FP8_BLOCK)
+    with pytest.raises(ValueError, match="scale of"):
+        cuda.prepare_fp8(large)
 
 
 def test_no_rows_give_no_rows(gemm: Gemm) -> None:

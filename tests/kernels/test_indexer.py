@@ -18,7 +18,10 @@ from tests.kernels.implementations import DEVICE, families
 
 pytestmark = pytest.mark.parametrize("indexer", families(Indexer))
 NAN, INF = float("nan"), float("inf")
-HEADS, CHANNELS, SLOTS = 4, 64, 8
+HEADS, CHANNELS, SLOTS = 4, 64, 8  # the tiny model's index heads and channels, and entries of a cache block
+SHAPES = pytest.mark.parametrize(
+    "heads,channels,members", [(HEADS, CHANNELS, 4), (32, 128, 8)], ids=["tiny", "released"]
+)  # and how many entries a candidate block has
 
 
 def adds_in_float64(indexer: Indexer) -> bool:
@@ -174,13 +177,16 @@ def check_selection(indexer: Indexer, got: list[int], scores: Tensor, count: int
 SPANS = [(0, 0, 60), (1, 5, 5), (2, 30, 41)]
 
 
+@SHAPES
 @pytest.mark.parametrize("count", [4, 16, 64])
 @pytest.mark.parametrize("spread", [0.0, 2.0, 9.0])
-def test_select_takes_the_best_visible_entries(indexer: Indexer, count: int, spread: float) -> None:
+def test_select_takes_the_best_visible_entries(
+    indexer: Indexer, count: int, spread: float, heads: int, channels: int, members: int
+) -> None:
     """Several requests in one call, from nothing visible on; wide spreads leave fp32 and take the float64 path."""
-    keys = Keys([60, 7, 44], spread=spread)
+    keys = Keys([60, 7, 44], spread=spread, channels=channels)
     rows = keys.rows(SPANS)
-    q, weight = queries(rows.request_T.numel(), spread=spread)
+    q, weight = queries(rows.request_T.numel(), spread=spread, heads=heads, channels=channels)
     out = indexer.select(q, weight, keys=keys.planes, rows=rows, count=count)
     for got, scores in zip(out.tolist(), scores_of(q, weight, keys, rows), strict=True):
         check_selection(indexer, got, scores, count)
@@ -205,49 +211,66 @@ def test_select_at_released_shapes(indexer: Indexer) -> None:
         check_selection(indexer, inside, scores[row].masked_fill(~kept, -INF), 512)
 
 
-def test_select_within_takes_only_candidates(indexer: Indexer) -> None:
-    keys = Keys([60, 7, 44])
+@SHAPES
+def test_select_within_takes_only_candidates(
+    indexer: Indexer, heads: int, channels: int, members: int
+) -> None:
+    keys = Keys([60, 7, 44], channels=channels)
     rows = keys.rows(SPANS)
-    q, weight = queries(rows.request_T.numel())
+    q, weight = queries(rows.request_T.numel(), heads=heads, channels=channels)
     generator = torch.Generator().manual_seed(5)
     candidates = torch.full((rows.request_T.numel(), 3), -1, dtype=torch.int32)
     for row, visible in enumerate(rows.visible_T.tolist()):
-        blocks = torch.randperm(-(-visible // 4), generator=generator)[:3].sort().values
+        blocks = torch.randperm(-(-visible // members), generator=generator)[:3].sort().values
         candidates[row, : blocks.numel()] = blocks
     out = indexer.select_within(
-        q, weight, keys=keys.planes, rows=rows, count=5, candidates_TM=candidates.to(DEVICE), block_size=4
+        q,
+        weight,
+        keys=keys.planes,
+        rows=rows,
+        count=5,
+        candidates_TM=candidates.to(DEVICE),
+        block_size=members,
     )
     for got, scores, blocks in zip(
         out.tolist(), scores_of(q, weight, keys, rows), candidates.tolist(), strict=True
     ):
-        inside = torch.tensor([place // 4 in blocks for place in range(scores.numel())], dtype=torch.bool)
+        inside = torch.tensor(
+            [place // members in blocks for place in range(scores.numel())], dtype=torch.bool
+        )
         check_selection(indexer, got, scores.masked_fill(~inside, -INF), 5)
 
 
+@SHAPES
 @pytest.mark.parametrize("blocks", [3, 5, 40])
-def test_select_with_candidates_keeps_the_best_blocks_and_the_newest(indexer: Indexer, blocks: int) -> None:
-    keys = Keys([60, 7, 44])
+def test_select_with_candidates_keeps_the_best_blocks_and_the_newest(
+    indexer: Indexer, blocks: int, heads: int, channels: int, members: int
+) -> None:
+    keys = Keys([60, 7, 44], channels=channels)
     rows = keys.rows(SPANS)
-    q, weight = queries(rows.request_T.numel())
+    q, weight = queries(rows.request_T.numel(), heads=heads, channels=channels)
     chosen, candidates = indexer.select_with_candidates(
-        q, weight, keys=keys.planes, rows=rows, count=5, blocks=blocks, block_size=4
+        q, weight, keys=keys.planes, rows=rows, count=5, blocks=blocks, block_size=members
     )
     for got, kept, scores in zip(
         chosen.tolist(), candidates.tolist(), scores_of(q, weight, keys, rows), strict=True
     ):
         check_selection(indexer, got, scores, 5)  # its own selection is not restricted
-        peaks = torch.tensor([part.max() for part in scores.split(4)]) if scores.numel() else torch.zeros(0)
+        peaks = (
+            torch.tensor([part.max() for part in scores.split(members)]) if scores.numel() else torch.zeros(0)
+        )
         if peaks.numel():
             peaks[-1] = INF
         check_selection(indexer, kept, peaks, blocks)
 
 
+@SHAPES
 def test_select_is_the_same_for_any_tiling_and_company(
-    indexer: Indexer, monkeypatch: pytest.MonkeyPatch
+    indexer: Indexer, monkeypatch: pytest.MonkeyPatch, heads: int, channels: int, members: int
 ) -> None:
-    keys = Keys([300, 123])
+    keys = Keys([300, 123], channels=channels)
     rows = keys.rows([(0, 260, 300), (1, 100, 123)])
-    q, weight = queries(rows.request_T.numel())
+    q, weight = queries(rows.request_T.numel(), heads=heads, channels=channels)
 
     def run(part: slice) -> tuple[Tensor, ...]:
         some = IndexRows(
@@ -265,18 +288,27 @@ def test_select_is_the_same_for_any_tiling_and_company(
     assert all(torch.equal(w, torch.cat(p)) for w, p in zip(whole, zip(*pieces, strict=True), strict=True))
     module = indexer._loaded["select"].__globals__
     reference_sizes = {"KEY_TILE": 24, "COLUMNS": 5, "DOT_BYTES": 2000, "GATHER_BYTES": 50_000}
-    for name, size in {**reference_sizes, "SCORE_BYTES": 20_000, "PROGRAMS": 3, "PARTS": 200}.items():
+    for name, size in {
+        **reference_sizes,
+        "SCORE_BYTES": 20_000,
+        "PROGRAMS": 3,
+        "PARTS": 200,
+        "LONG": 64,
+        "MOST_PLACES": 64,
+        "MOST_ROWS": 8,
+    }.items():
         if name in module:
             monkeypatch.setitem(module, name, size)
     assert all(torch.equal(w, t) for w, t in zip(whole, run(slice(None)), strict=True))
 
 
-def test_select_survives_garbage_keys(indexer: Indexer) -> None:
+@SHAPES
+def test_select_survives_garbage_keys(indexer: Indexer, heads: int, channels: int, members: int) -> None:
     """A05: NaN keys are never selected while a number is left, and every index is in range."""
-    keys = Keys([60])
+    keys = Keys([60], channels=channels)
     keys.planes[1][keys.table[0, :3].to(DEVICE)] = 0xFF
     rows = keys.rows([(0, 60, 60)])
-    q, weight = queries(1)
+    q, weight = queries(1, heads=heads, channels=channels)
     out = indexer.select(q, weight, keys=keys.planes, rows=rows, count=40)[0]
     assert (out[:36] >= 24).all() and out[:36].unique().numel() == 36 and (out[36:] == -1).all()
 
@@ -303,14 +335,46 @@ def test_select_sees_small_groups_beside_large_ones(indexer: Indexer) -> None:
     assert out[0].tolist() == [3, 7, 11, 15, 19]
 
 
+def test_scores_do_not_depend_on_the_form_that_neighbours_ask_for(indexer: Indexer) -> None:
+    """Narrow scales go through integers, wide ones of a key or a query through other forms, for a whole tile or run."""
+    scores_in = indexer._loaded["select"].__globals__.get("_scores")
+    if scores_in is None or "SCORE" not in scores_in.__globals__:
+        pytest.skip("it has one form")
+    keys = Keys([256], channels=128, slots=16, spread=0.0)
+    rows = keys.rows([(0, 251, 256)])
+    q, weight = queries(6, heads=32, channels=128, spread=0.0)
+
+    def scores(q: Tensor) -> Tensor:
+        return scores_in(q, weight, keys=keys.planes, rows=rows, run=8, peaks=False, least=0)[0][:, :251]
+
+    plain = scores(q)
+    for row, (got, want) in enumerate(zip(plain.cpu(), scores_of(q, weight, keys, rows), strict=True)):
+        dots = (q[row].cpu().double() @ keys.values[0][:251].T).relu() * weight[row].cpu().double().abs()[
+            :, None
+        ]
+        bound = 36 * 2.0**-24 * dots.sum(0) * (32 * 128) ** -0.5
+        assert ((got - want[:251]).abs() <= bound).all()
+    mixed = q.clone()
+    mixed[5] = queries(1, heads=32, channels=128, spread=9.0)[0][0]
+    assert torch.equal(scores(mixed)[:5], plain[:5])
+    scale = keys.planes[1][keys.table[0, 1], 1]
+    scale[0] -= 9
+    others = torch.arange(251, device=DEVICE) != 17
+    assert torch.equal(scores(q)[:, others], plain[:, others])
+    assert not torch.equal(scores(q)[:, 17], plain[:, 17])
+
+
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="graphs are captured on a GPU")
-def test_select_is_captured_once_for_any_sizes(indexer: Indexer) -> None:
+@SHAPES
+def test_select_is_captured_once_for_any_sizes(
+    indexer: Indexer, heads: int, channels: int, members: int
+) -> None:
     """Nothing asks the device: a captured graph gives what a call gives after visible counts and queries have changed."""
     if adds_in_float64(indexer):
         pytest.skip("the reference reads sizes from the device")
-    keys = Keys([300, 123, 40])
+    keys = Keys([300, 123, 40], channels=channels)
     rows = keys.rows([(0, 20, 25), (1, 30, 35), (2, 0, 0)])
-    q, weight = queries(13)
+    q, weight = queries(13, heads=heads, channels=channels)
 
     def run() -> tuple[Tensor, ...]:
         args = {"keys": keys.planes, "rows": rows, "count": 9}
@@ -324,7 +388,7 @@ def test_select_is_captured_once_for_any_sizes(indexer: Indexer) -> None:
         captured = run()
     other = keys.rows([(0, 290, 295), (1, 100, 105), (2, 0, 0)])
     rows.visible_T.copy_(other.visible_T)
-    q.copy_(queries(13, seed=2)[0])
+    q.copy_(queries(13, heads=heads, channels=channels, seed=2)[0])
     for out in captured:
         out.fill_(-7)
     graph.replay()
@@ -353,10 +417,11 @@ def test_select_memory_does_not_grow_with_rows_times_entries(
     module = indexer._loaded["select"].__globals__
     if "SCORE_BYTES" in module:
         monkeypatch.setitem(module, "SCORE_BYTES", 8 << 20)
-    keys = Keys([90_000], spread=0.0)
+    heads, channels = (32, 128) if DEVICE.type == "cuda" else (HEADS, CHANNELS)  # what a row tiles itself
+    keys = Keys([90_000], spread=0.0, channels=channels)
     peaks = []
     for rows, visible in ((64, 40_000), (64, 90_000), (256, 40_000)):
-        q, weight = queries(rows, spread=0.0)
+        q, weight = queries(rows, spread=0.0, heads=heads, channels=channels)
         with Peak() as peak:
             indexer.select_with_candidates(
                 q,

@@ -15,7 +15,14 @@ from tests.kernels.implementations import DEVICE, families
 pytestmark = pytest.mark.parametrize("moe", families(Moe))
 ROWS, WIDTH, INNER, EXPERTS, COUNT, LIMIT = 23, 64, 32, 6, 2, 1.0
 # rows, width, inner, experts, count: one user at TP1 widths, a TP4 rank's inner width, 48 and 384 rows on few experts
-RELEASED = ((6, 5120, 2304, 24, 6), (6, 5120, 576, 96, 6), (48, 5120, 2304, 12, 6), (384, 5120, 2304, 12, 6))
+RELEASED = (
+    (6, 5120, 2304, 24, 6),
+    (6, 5120, 576, 96, 6),
+    (48, 5120, 2304, 12, 6),
+    (96, 5120, 2304, 12, 6),
+    (384, 5120, 2304, 12, 6),
+    (1500, 1024, 2304, 12, 6),
+)
 ROUTERS = ((384, 6), (128, 3), (512, 10), (128, 8), (64, 8))
 needs_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="released shapes are for a GPU")
 
@@ -138,18 +145,33 @@ def test_route_of_a_row_is_its_own(moe: Moe) -> None:
 
 
 def test_swiglu_clamps_the_gate_from_above_only(moe: Moe) -> None:
-    gate, up = torch.tensor([[5.0, -5.0, 0.5]]).bfloat16(), torch.tensor([[-3.0, 3.0, 0.5]]).bfloat16()
+    gate, up = torch.zeros(1, 32).bfloat16(), torch.zeros(1, 32).bfloat16()
+    gate[0, :3], up[0, :3] = torch.tensor([5.0, -5.0, 0.5]), torch.tensor([-3.0, 3.0, 0.5])
     out = moe.swiglu(torch.cat((gate, up), dim=1).to(DEVICE), limit=1.0)
     silu = torch.nn.functional.silu(torch.tensor([1.0, -5.0, 0.5]).double())
-    check(moe, "swiglu", out[0].cpu(), (silu * torch.tensor([-1.0, 1.0, 0.5])).bfloat16())
+    want = torch.zeros(1, 32).bfloat16()
+    want[0, :3] = (silu * torch.tensor([-1.0, 1.0, 0.5])).bfloat16()
+    check(moe, "swiglu", out.cpu().double(), mxfp8.quantise_dequantise(want).double())
 
 
-@pytest.mark.parametrize("inner", [96, 2304])
+@pytest.mark.parametrize("inner", [96, 576, 2304])
 def test_swiglu_at_any_width(moe: Moe, inner: int) -> None:
     x = noise(7, 2 * inner, seed=1).bfloat16() * 4
     gate, up = x.double().chunk(2, dim=1)
     want = torch.nn.functional.silu(gate.clamp(max=3.0)) * up.clamp(-3.0, 3.0)
-    check(moe, "swiglu", moe.swiglu(x, limit=3.0), want.bfloat16())
+    want = mxfp8.quantise_dequantise(want.bfloat16()).double()
+    check(moe, "swiglu", moe.swiglu(x, limit=3.0).double(), want)
+
+
+def test_a_group_with_a_nan_spoils_itself_only(moe: Moe) -> None:
+    x = noise(3, 128, seed=1).bfloat16()
+    clean = moe.swiglu(x, limit=3.0).double()
+    x[1, 5], x[2, 64 + 40] = float("nan"), float("inf")
+    spoilt = moe.swiglu(x, limit=3.0).double()
+    assert spoilt[1, :32].isnan().all()
+    clean[1, :32] = spoilt[1, :32] = 0
+    clean[2, 32:] = spoilt[2, 32:] = 0  # an infinite up is clamped: its group is finite, and another
+    assert torch.equal(spoilt, clean)
 
 
 def stacked(*shape: int, seed: int) -> QuantTensor:
@@ -184,12 +206,18 @@ def run(moe: Moe, x: Tensor, prepared: object, chosen: Tensor, weights: Tensor, 
     )
 
 
+@pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize(("rows", "width", "inner"), [(ROWS, WIDTH, INNER), (1, 96, 160), (70, 128, 64)])
-def test_experts_equal_a_row_by_row_twin(moe: Moe, rows: int, width: int, inner: int) -> None:
-    """prepare_experts keeps gate, up and down apart; the weight multiplies before the down projection."""
+def test_experts_equal_a_row_by_row_twin(moe: Moe, rows: int, width: int, inner: int, folded: bool) -> None:
+    """prepare_experts keeps gate, up and down apart; the weight multiplies before the down projection.
+
+    Folded: some choices are not here (-1), and a row may choose an expert twice, as on an emulated rank.
+    """
     w1, w3, w2 = layer(width, inner, EXPERTS)
     x, shared = noise(rows, width, seed=4).bfloat16(), noise(rows, width, seed=5).bfloat16()
     experts, weights = choice(rows, EXPERTS, COUNT)
+    if folded:
+        experts = experts // 3 - 1
     out = run(moe, x, moe.prepare_experts(w1, w3, w2), experts, weights, shared)
     gate, up, down = (w.dequantise().double() for w in (w1, w3, w2))
     quantised = mxfp8.quantise_dequantise(x).double()
@@ -197,6 +225,8 @@ def test_experts_equal_a_row_by_row_twin(moe: Moe, rows: int, width: int, inner:
     for row in range(rows):
         total = shared[row].double()
         for expert, weight in zip(experts[row].tolist(), weights[row].double(), strict=True):
+            if expert < 0:
+                continue
             g = (gate[expert] @ quantised[row]).bfloat16().double().clamp(max=LIMIT)
             u = (up[expert] @ quantised[row]).bfloat16().double().clamp(-LIMIT, LIMIT)
             inner_F = (weight * torch.nn.functional.silu(g) * u).bfloat16()
@@ -214,6 +244,26 @@ def test_experts_of_a_row_are_its_own(moe: Moe) -> None:
     for rows in (slice(0, 1), slice(20, 60), slice(399, 400)):
         alone = run(moe, x[rows], prepared, experts[rows], weights[rows], shared[rows])
         assert torch.equal(alone, together[rows])
+
+
+def test_experts_of_a_row_of_nan_are_its_own(moe: Moe) -> None:
+    prepared = moe.prepare_experts(*layer(192, 96, EXPERTS))
+    x, shared = noise(40, 192, seed=4).bfloat16(), noise(40, 192, seed=5).bfloat16()
+    experts, weights = choice(40, EXPERTS, COUNT)
+    clean = run(moe, x, prepared, experts, weights, shared)
+    x[7] = float("nan")
+    spoilt = run(moe, x, prepared, experts, weights, shared)
+    assert spoilt[7].isnan().all()
+    spoilt[7] = clean[7]
+    assert torch.equal(spoilt, clean)
+
+
+def test_no_choice_of_any_row_is_here(moe: Moe) -> None:
+    prepared = moe.prepare_experts(*layer(WIDTH, INNER, EXPERTS))
+    x, shared = noise(5, WIDTH, seed=4).bfloat16(), noise(5, WIDTH, seed=5).bfloat16()
+    experts, weights = choice(5, EXPERTS, COUNT)
+    out = run(moe, x, prepared, torch.full_like(experts, -1), weights, shared)
+    assert torch.equal(out, shared)
 
 
 def test_experts_when_all_rows_choose_the_same(moe: Moe) -> None:

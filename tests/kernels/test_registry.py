@@ -81,3 +81,12 @@ def test_the_printed_table_names_every_op(
     main()
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines[1:]} == {row.op for row in TABLE}
+
+
+def test_rows_whose_sums_depend_on_the_number_of_rows_are_left_out_where_that_is_not_allowed() -> None:
+    hopper = {"cuda", "sm90", "nvcc"}
+    free = choose(TABLE, facts=frozenset(hopper | {"any_order"}), switch=Switch())["gemm.lin8"]
+    fixed = choose(TABLE, facts=frozenset(hopper), switch=Switch())["gemm.lin8"]
+    assert free.chosen.module.endswith(".free_order") and fixed.chosen.module.endswith(".cuda")
+    assert fixed.passed_over == (("flashstep.kernels.gemm.free_order", "this device lacks any_order"),)
+    assert device_facts(CPU, batch_invariant=True) == frozenset()

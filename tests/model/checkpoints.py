@@ -28,7 +28,7 @@ def assemble(
         if parameter.kind in (Kind.BF16, Kind.F32):
             weights[name] = tensors[0]
         elif parameter.kind is Kind.ENGRAM_TABLE:
-            tables[int(name.split(".")[1])] = EngramTable(tensors[0], tensors[1], device=CPU)
+            tables[int(name.split(".")[1])] = EngramTable(tensors[0], tensors[1])
         else:
             stacked = parameter.kind is Kind.FP4_EXPERTS
             data = torch.stack(tensors[::2]).view(torch.uint8) if stacked else tensors[0]

@@ -124,6 +124,7 @@ class Driver:
             lookback_TN=torch.tensor(lookback),
             logit_rows=torch.arange(0 if logits == "none" else len(kept)),
             tail_start_R=None if tail is None else torch.full((len(chunks),), tail),
+            tail_rows=None if tail is None else torch.tensor(kept, dtype=torch.int64),
         )
         out = self.model.forward(batch)
         return [out] if logits == "none" else list(out.split(counts))

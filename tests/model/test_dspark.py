@@ -14,8 +14,11 @@ from torch import Tensor
 from flashstep.engram.token_map import TokenMap
 from flashstep.kernels import choose_ops
 from flashstep.kernels.attention import reference as attention
+from flashstep.kernels.gemm import reference as gemm
+from flashstep.kernels.mhc import reference as mhc
+from flashstep.kernels.norm_rope import reference as norm_rope
 from flashstep.model import dspark
-from flashstep.model.block import Block, State
+from flashstep.model.block import Block, Inside, State
 from flashstep.model.rope import compressed_frequencies
 from flashstep.model.rows import Rows
 from flashstep.model.transformer import Transformer
@@ -239,7 +242,7 @@ def test_the_draft_needs_all_of_its_weights_and_no_others() -> None:
 # ---- broken parts ---------------------------------------------------------------------------------------------------
 
 attend_block, rest = attention.attend_block, Block._rest
-remember_layer = dspark.DraftAttention.remember
+store_contexts = dspark.DraftModel._store
 
 
 def place_by_place(
@@ -249,24 +252,36 @@ def place_by_place(
     out = []
     for place in range(q.shape[1]):
         own = k[:, : place + 1] if causal else k
+        turn = {name: more[name].unflatten(0, q.shape[:2])[:, place] for name in ("cos_TP", "sin_TP")}
         width = more["width"] - place * slide
-        out.append(attend_block(q[:, place, None], own, rows=replace(rows), **{**more, "width": width}))
+        out.append(
+            attend_block(q[:, place, None], own, rows=replace(rows), **{**more, **turn, "width": width})
+        )
     return torch.cat(out, 1)
 
 
-def features_behind(self: Block, state: State, *arguments: Any) -> State:
-    after = rest(self, state, *arguments)
-    return replace(after, features=(*state.features, self._mean(after.x_TSD))) if self._captures else after
+def features_behind(self: Block, inside: Inside, *arguments: Any) -> State:
+    after = rest(self, inside, *arguments)
+    if not self._captures:
+        return after
+    x_TSD = mhc.write(*after.streams)
+    mean_TD = mhc.collapse(x_TSD, x_TSD.new_full(x_TSD.shape[:2], 1 / x_TSD.shape[1]))
+    return replace(after, features=(*inside.features[:-1], mean_TD))
 
 
 def normed_context(self: dspark.DraftModel, features_TF: Tensor, rows: Rows) -> None:
-    context = self._main_norm(self._main(features_TF))
-    for layer, block in zip(self._attentions, self._blocks, strict=True):
-        layer.remember(self._gemm.quantise_input(block._attention_norm(context)), rows)
+    stages = len(self._blocks)
+    context = norm_rope.rms(self._main(features_TF), self._main_norm_weight, eps=self._eps)
+    keys = []
+    for stage in range(stages):
+        weight = case("A").weights[f"mtp.{stage}.attn_norm.weight"]
+        again = gemm.quantise_input(norm_rope.rms(context, weight, eps=self._eps))
+        keys.append(self._wkv.product(again).chunk(stages, dim=1)[stage])
+    self._store(torch.cat(keys, 1), rows)
 
 
-def scaled_context(self: dspark.DraftAttention, context: Any, rows: Rows) -> None:
-    remember_layer(self, context, replace(rows, window_rotation=rows.compressed_rotation))
+def scaled_context(self: dspark.DraftModel, keys_TX: Tensor, rows: Rows) -> None:
+    store_contexts(self, keys_TX, replace(rows, window_rotation=rows.compressed_rotation))
 
 
 def exact_keys(x: Tensor, *, dtype: torch.dtype) -> Tensor:
@@ -286,7 +301,7 @@ BROKEN: dict[str, Callable[[Any], None]] = {
         SimpleNamespace(dequantise=mxfp8.dequantise, quantise_dequantise=exact_keys),
     ),
     "context normed again": lambda patch: patch(dspark.DraftModel, "remember", normed_context),
-    "context with YaRN": lambda patch: patch(dspark.DraftAttention, "remember", scaled_context),
+    "context with YaRN": lambda patch: patch(dspark.DraftModel, "_store", scaled_context),
     "block with YaRN": lambda patch: patch(dspark, "window_frequencies", compressed_frequencies),
     "features behind the layer": lambda patch: patch(Block, "_rest", features_behind),
 }

@@ -4,6 +4,7 @@ import torch
 
 from flashstep.kernels import choose_ops
 from flashstep.model.batch import ForwardBatch
+from flashstep.model.rope import angles_of
 from flashstep.model.rows import Rows, rows_of
 from tests.model.driver import CPU
 
@@ -27,8 +28,7 @@ def rows(positions: list[int], requests: list[int], *, store: list[bool] | None 
     )
     return rows_of(
         batch,
-        window_frequencies=FREQUENCIES,
-        compressed_frequencies=FREQUENCIES,
+        angles=angles_of(FREQUENCIES, FREQUENCIES, device=CPU),
         block_size=4,
         ops=choose_ops(CPU),
     )
@@ -61,9 +61,9 @@ def test_visible_entries_are_complete_ones() -> None:
 def test_the_tail_starts_at_a_position_and_so_do_its_windows() -> None:
     r = rows([4, 5, 6, 7, 0, 1], [0] * 4 + [1] * 2)
     start = torch.tensor([6, 0])
-    kept = r.keep(r.from_positions(start))
+    kept = r.keep(torch.tensor([2, 3, 4, 5]))
     assert kept.positions_T.tolist() == [6, 7, 0, 1] and kept.slot_T.tolist() == [4, 4, 2, 2]
     assert kept.cut_windows(start).attention.window_start_R.tolist() == [6, 0]
     earlier = torch.tensor([2, 0])  # a replay begins at 4 already
     assert r.cut_windows(earlier).attention.window_start_R.tolist() == [4, 0]
-    assert r.from_positions(torch.tensor([8, 2])).tolist() == []
+    assert r.keep(torch.tensor([], dtype=torch.int64)).positions_T.tolist() == []

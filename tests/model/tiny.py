@@ -10,6 +10,7 @@ from torch import Tensor
 from flashstep.config.model import ModelConfig
 from flashstep.engram.hash import bucket_primes
 from flashstep.engram.table import EngramTable
+from flashstep.quant import mxfp8
 from flashstep.quant.tensor import QuantTensor
 from flashstep.weights.dummy import DummyWeights
 from tests.model.checkpoints import assemble
@@ -168,8 +169,9 @@ def random_tokens(count: int, *, config: ModelConfig, seed: int = 0) -> list[int
 def oracle_weights(weights: dict, tables: dict[int, EngramTable], config: ModelConfig) -> dict[str, Tensor]:
     """What the oracle takes: dequantised values under the same names, Engram rows among them."""
     values = {n: w.dequantise() if isinstance(w, QuantTensor) else w for n, w in weights.items()}
-    for (layer, table), rows in zip(tables.items(), config.engram_num_embeddings, strict=True):
-        values[f"layers.{layer}.engram.embed.weight"] = table.rows(torch.arange(rows))
+    for layer, table in tables.items():
+        data, scales = table.planes
+        values[f"layers.{layer}.engram.embed.weight"] = mxfp8.dequantise(data, scales, dtype=torch.bfloat16)
     return values
 
 

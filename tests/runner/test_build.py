@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashstep.config.engine import EngineConfig
+from flashstep.config.engram import EngramOptions
 from flashstep.config.errors import ConfigError
 from flashstep.runner.build import build_runner
 from flashstep.runner.runner import ModelRunner
@@ -39,8 +40,8 @@ def test_all_reasons_come_together(folder: Path) -> None:
 
 
 def test_options_with_the_wrong_words(folder: Path) -> None:
-    problems = refusal(folder, load_format="gguf", engram_table="ssd", scheduling_policy="lifo")
-    assert [p.split()[0] for p in problems] == ["load_format", "engram_table", "scheduling_policy"]
+    problems = refusal(folder, load_format="gguf", scheduling_policy="lifo")
+    assert [p.split()[0] for p in problems] == ["load_format", "scheduling_policy"]
 
 
 @pytest.mark.parametrize(
@@ -50,16 +51,24 @@ def test_options_with_the_wrong_words(folder: Path) -> None:
 )
 def test_more_memory_than_the_machine_has_is_refused(folder: Path, options: dict[str, int]) -> None:
     (problem,) = refusal(folder, **options)
-    assert "this machine has" in problem and "lower kv_cache_memory_bytes" in problem
+    assert "this machine has" in problem and "Nearest that fits: " in problem
 
 
 def test_mapped_tables_of_dummy_weights_are_refused(folder: Path) -> None:
-    assert "lie in no file" in refusal(folder, load_format="dummy", engram_table="mmap")[0]
+    mapped = EngramOptions(dp_shared_memory=True)
+    assert "lie in none" in refusal(folder, load_format="dummy", engram=mapped, device="cpu")[0]
 
 
-@pytest.mark.parametrize("table", ["memory", "mmap"])
-def test_tables_may_stay_on_disk(folder: Path, table: str) -> None:
-    runner = build_runner(EngineConfig(model=folder, engram_table=table, **SMALL))
+def test_what_a_cpu_has_not(folder: Path) -> None:
+    problems = refusal(folder, engram=EngramOptions(cpu_offload=False), numa_bind=True, device="cpu")
+    assert "the device is the CPU, which has one memory" in problems[0]
+    assert "--numa-bind: the device is the CPU" in problems[1]
+
+
+@pytest.mark.parametrize("engram", ["{}", '{"dp_shared_memory": true}', '{"use_thp": true}'])
+def test_tables_may_lie_anywhere(folder: Path, engram: str) -> None:
+    options = EngramOptions.parse(engram)
+    runner = build_runner(EngineConfig(model=folder, engram=options, device="cpu", **SMALL))
     assert (
         Hand(runner).alone(range(20), outputs=3).tokens
         == Hand(runner).alone(range(20), outputs=3, cuts=[7]).tokens

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashstep.kernels.sampling.philox import gumbel
 from flashstep.request import SamplingParams
-from flashstep.sampling.philox import gumbel
+from flashstep.sampling import sampler
 from flashstep.sampling.plain import kept_tokens, sample_plain
 from flashstep.sampling.sampler import SampleRow, adjust_, log_probabilities, probabilities, sample
 
@@ -139,6 +140,15 @@ def test_batched_is_plain_and_alone(rows: list[SampleRow], seed: int, scale: flo
     for index, one in enumerate(rows):
         assert sample(given_RV[index : index + 1], [one]) == [tokens[index]]
         assert sample_plain(given_RV[index], one) == tokens[index]
+
+
+def test_pieces_of_a_batch_are_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits_RV = logits(7, seed=4)
+    rows = [row(seed=n, position=n, temperature=float(n % 3)) for n in range(7)]
+    whole = sample(logits_RV, rows)
+    for count in (1, 3):
+        monkeypatch.setattr(sampler, "CHUNK_BYTES", 8 * VOCABULARY * count)
+        assert sample(logits_RV, rows) == whole
 
 
 def test_no_rows() -> None:

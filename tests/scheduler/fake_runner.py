@@ -80,6 +80,20 @@ class Rows:
     tags: list[int]
 
 
+@dataclass(frozen=True)
+class Over:
+    """A step that is over when it was launched."""
+
+    step: StepResult
+    over: bool = True
+
+    def when_over(self, call) -> None:
+        call()
+
+    def result(self) -> StepResult:
+        return self.step
+
+
 class FakeRunner:
     def __init__(
         self,
@@ -106,6 +120,9 @@ class FakeRunner:
         self.rows = 0
         self.next_step = 0
         self.replayed = 0
+
+    def launch(self, plan: StepPlan, requests: Sequence[Request]) -> "Over":
+        return Over(self.run(plan, requests))
 
     def run(self, plan: StepPlan, requests: Sequence[Request]) -> StepResult:
         assert plan.step == self.next_step, "steps run in order"

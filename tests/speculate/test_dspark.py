@@ -27,8 +27,15 @@ class Table:
     def markov(self, previous_R: Tensor) -> tuple[Tensor, Tensor]:
         return previous_R.float().unsqueeze(1), BIAS_VV[previous_R]
 
-    def confidence(self, hidden_RD: Tensor, embedding_RM: Tensor) -> Tensor:
-        return (10 * hidden_RD + embedding_RM).squeeze(1) / 100
+    def chain(self, block: DraftBlock, anchor_R: Tensor, *, places: int) -> Tensor:
+        tokens = [anchor_R]
+        for place in range(places):
+            tokens.append((block.logits_RKV[:, place] + BIAS_VV[tokens[-1]]).argmax(dim=1))
+        return torch.stack(tokens[1:], dim=1)
+
+    def confidences(self, block: DraftBlock, anchor_R: Tensor, drafts_RP: Tensor) -> Tensor:
+        before_RP = torch.cat((anchor_R.unsqueeze(1), drafts_RP[:, :-1]), dim=1)
+        return (10 * block.hidden_RKD[:, : drafts_RP.shape[1], 0] + before_RP.float()) / 100
 
 
 def propose(method: DraftSampleMethod, anchors: list[Anchor], *, count: int = WIDTH) -> list[Proposal]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashstep.config.presets import released
 from flashstep.config.speculative import SpeculativeOptions, speculation
-from flashstep.sampling.philox import Purpose, uniforms
+from flashstep.kernels.sampling.philox import Purpose, uniforms
 from flashstep.sampling.sampler import NEVER
 from flashstep.speculate import plain
 from flashstep.speculate.verify import (

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flashstep.kernels.sampling.philox import Purpose, gumbel, uniforms
 from flashstep.request import SamplingParams
-from flashstep.sampling.philox import Purpose, gumbel, uniforms
 from flashstep.sampling.sampler import NEVER, SampleRow, log_probabilities
 from flashstep.speculate.depth import CostCurve, CostTable, choose, share, survivals
 from flashstep.speculate.verify import (

@@ -1,8 +1,10 @@
-"""Sparse latent attention over window records and selected compressed records (spec/model.md 3.3, 3.5, 3.6).
+"""Sparse latent attention over window records and selected compressed records (spec/model.md 3.2, 3.3, 3.5, 3.6).
 
 Owns the signature. One softmax over the union of the last W window positions and the selected entries, with a sink that only
-enters the denominator; key and value are the same record. The draft attends by blocks (spec/model.md 8.3). Suffixes: T rows,
-H heads, C channels, K selected (of a draft block: its places), R requests, B block columns.
+enters the denominator; key and value are the same record. Queries are rotated and outputs rotated back inside, by the cosines
+and sines of their rows: the last 2P channels as adjacent pairs, each time rounded to bf16. The draft attends by blocks
+(spec/model.md 8.3). Suffixes: T rows, H heads, C channels, P rotary pairs, K selected (of a draft block: its places),
+R requests, B block columns.
 """
 
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashstep.kernels.device import ANY_ORDER
 from flashstep.kernels.registry import Cost, Family, Implementation
 
 Planes = tuple[Tensor, Tensor]
@@ -47,6 +50,11 @@ class Attention(Family):
     """Public attention ops."""
 
     TABLE = (
+        Implementation(
+            op="attention.attend_sparse",
+            module="flashstep.kernels.attention.free_order",
+            needs=frozenset({"sm90", ANY_ORDER}),
+        ),
         *(
             Implementation(
                 op=f"attention.{op}", module="flashstep.kernels.attention.triton", needs=frozenset({"sm90"})
@@ -57,19 +65,32 @@ class Attention(Family):
     )
 
     def attend_window(
-        self, q_THC: Tensor, *, window: Planes, rows: AttentionRows, width: int, sink_H: Tensor
+        self,
+        q_THC: Tensor,
+        *,
+        cos_TP: Tensor,
+        sin_TP: Tensor,
+        window: Planes,
+        rows: AttentionRows,
+        width: int,
+        sink_H: Tensor,
     ) -> Tensor:
-        """Rotated queries bf16 -> bf16 [T, H, C] over positions max(start, t - width + 1) .. t.
+        """Queries bf16 before their rotation -> bf16 [T, H, C], rotated back, over positions max(start, t - width + 1) .. t.
 
-        ``window`` are uint8 views of MXFP8 records, values [blocks, slots, C] and scales [blocks, slots, C/32]; sink fp32.
+        ``window`` are uint8 views of MXFP8 records, values [blocks, slots, C] and scales [blocks, slots, C/32]; cosines, sines
+        and sink fp32.
         """
-        _check(q_THC, rows, sink_H)
-        return self._loaded["attend_window"](q_THC, window=window, rows=rows, width=width, sink_H=sink_H)
+        _check(q_THC, cos_TP, sin_TP, rows, sink_H)
+        return self._loaded["attend_window"](
+            q_THC, cos_TP=cos_TP, sin_TP=sin_TP, window=window, rows=rows, width=width, sink_H=sink_H
+        )
 
     def attend_sparse(
         self,
         q_THC: Tensor,
         *,
+        cos_TP: Tensor,
+        sin_TP: Tensor,
         window: Planes,
         compressed: Planes,
         rows: AttentionRows,
@@ -81,10 +102,12 @@ class Attention(Family):
 
         ``compressed`` are uint8 views of NVFP4 records, values [blocks, entries, C/2] and scales [blocks, entries, C/16].
         """
-        _check(q_THC, rows, sink_H)
+        _check(q_THC, cos_TP, sin_TP, rows, sink_H)
         assert selected_TK.shape[0] == q_THC.shape[0]
         return self._loaded["attend_sparse"](
             q_THC,
+            cos_TP=cos_TP,
+            sin_TP=sin_TP,
             window=window,
             compressed=compressed,
             rows=rows,
@@ -94,24 +117,41 @@ class Attention(Family):
         )
 
     def attend_block(
-        self, q_RKHC: Tensor, k_RKC: Tensor, *, window: Planes, rows: BlockRows, width: int, sink_H: Tensor
+        self,
+        q_RKHC: Tensor,
+        k_RKC: Tensor,
+        *,
+        cos_TP: Tensor,
+        sin_TP: Tensor,
+        window: Planes,
+        rows: BlockRows,
+        width: int,
+        sink_H: Tensor,
     ) -> Tensor:
-        """Rotated queries and keys bf16, K places a request -> bf16 [R, K, H, C].
+        """Queries before their rotation and rotated keys, bf16, K places a request -> bf16 [R, K, H, C], rotated back.
 
         Every place sees the records of positions max(start, n - width) .. n - 1, n its block's first, and the keys of all K
-        places [R, K, C], which go through Q8 as a record would. ``window`` and sink as in ``attend_window``.
+        places [R, K, C], which go through Q8 as a record would. Cosines and sines are of T = R * K rows, ``window`` and sink as
+        in ``attend_window``.
         """
-        assert q_RKHC.dtype is torch.bfloat16 and k_RKC.dtype is torch.bfloat16 and q_RKHC.ndim == 4
-        assert k_RKC.shape == (*q_RKHC.shape[:2], q_RKHC.shape[3]) and sink_H.dtype is torch.float32
+        assert k_RKC.dtype is torch.bfloat16 and q_RKHC.ndim == 4
+        assert k_RKC.shape == (*q_RKHC.shape[:2], q_RKHC.shape[3])
         assert rows.position_R.shape == q_RKHC.shape[:1]
+        _check_rows(q_RKHC.flatten(0, 1), cos_TP, sin_TP, sink_H)
         return self._loaded["attend_block"](
-            q_RKHC, k_RKC, window=window, rows=rows, width=width, sink_H=sink_H
+            q_RKHC, k_RKC, cos_TP=cos_TP, sin_TP=sin_TP, window=window, rows=rows, width=width, sink_H=sink_H
         )
 
 
-def _check(q_THC: Tensor, rows: AttentionRows, sink_H: Tensor) -> None:
+def _check(q_THC: Tensor, cos_TP: Tensor, sin_TP: Tensor, rows: AttentionRows, sink_H: Tensor) -> None:
+    _check_rows(q_THC, cos_TP, sin_TP, sink_H)
+    assert rows.positions_T.shape == q_THC.shape[:1]
+
+
+def _check_rows(q_THC: Tensor, cos_TP: Tensor, sin_TP: Tensor, sink_H: Tensor) -> None:
     assert q_THC.dtype is torch.bfloat16 and q_THC.ndim == 3
-    assert rows.positions_T.shape == q_THC.shape[:1] and sink_H.dtype is torch.float32
+    assert cos_TP.shape == sin_TP.shape and cos_TP.shape[0] == q_THC.shape[0]
+    assert cos_TP.dtype is torch.float32 and sink_H.dtype is torch.float32
 
 
 def attend_window_cost(*, rows: int, heads: int, channels: int, width: int) -> Cost:

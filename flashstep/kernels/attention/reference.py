@@ -33,21 +33,31 @@ class Windows(NamedTuple):
 
 
 def attend_window(
-    q_THC: Tensor, *, window: Planes, rows: AttentionRows, width: int, sink_H: Tensor
+    q_THC: Tensor,
+    *,
+    cos_TP: Tensor,
+    sin_TP: Tensor,
+    window: Planes,
+    rows: AttentionRows,
+    width: int,
+    sink_H: Tensor,
 ) -> Tensor:
     """See ``Attention.attend_window``."""
+    q_THC = rotate(q_THC, cos_TP, sin_TP)
     windows = _windows(rows, width=width, slots=window[0].shape[1])
     near_FC = _near(window, windows)
     pieces = []
     for part in _tiles(q_THC, slots=width):
         chosen = windows.record_TW[part]
         pieces.append(_attend(q_THC[part], near_FC[chosen], windows.live_F[chosen], sink_H=sink_H))
-    return torch.cat(pieces)
+    return rotate_inverse(torch.cat(pieces), cos_TP, sin_TP)
 
 
 def attend_sparse(
     q_THC: Tensor,
     *,
+    cos_TP: Tensor,
+    sin_TP: Tensor,
     window: Planes,
     compressed: Planes,
     rows: AttentionRows,
@@ -56,6 +66,7 @@ def attend_sparse(
     sink_H: Tensor,
 ) -> Tensor:
     """See ``Attention.attend_sparse``."""
+    q_THC = rotate(q_THC, cos_TP, sin_TP)
     windows = _windows(rows, width=width, slots=window[0].shape[1])
     near_FC = _near(window, windows)
     pieces = []
@@ -65,11 +76,19 @@ def attend_sparse(
         records = torch.cat((near_FC[chosen], far), dim=1)
         live = torch.cat((windows.live_F[chosen], far_live), dim=1)
         pieces.append(_attend(q_THC[part], records, live, sink_H=sink_H))
-    return torch.cat(pieces)
+    return rotate_inverse(torch.cat(pieces), cos_TP, sin_TP)
 
 
 def attend_block(
-    q_RKHC: Tensor, k_RKC: Tensor, *, window: Planes, rows: BlockRows, width: int, sink_H: Tensor
+    q_RKHC: Tensor,
+    k_RKC: Tensor,
+    *,
+    cos_TP: Tensor,
+    sin_TP: Tensor,
+    window: Planes,
+    rows: BlockRows,
+    width: int,
+    sink_H: Tensor,
 ) -> Tensor:
     """See ``Attention.attend_block``."""
     if "context" not in rows.memo:
@@ -77,7 +96,8 @@ def attend_block(
     context: Windows = rows.memo["context"]
     near_FC = _near(window, context)
     # the places of a block see the same records: to the softmax they are so many more heads
-    q_RHC, sinks = q_RKHC.flatten(1, 2), sink_H.repeat(q_RKHC.shape[1])
+    q_RHC = rotate(q_RKHC.flatten(0, 1), cos_TP, sin_TP).view_as(q_RKHC).flatten(1, 2)
+    sinks = sink_H.repeat(q_RKHC.shape[1])
     pieces = []
     for part in _tiles(q_RHC, slots=width + k_RKC.shape[1]):
         own = mxfp8.quantise_dequantise(k_RKC[part], dtype=torch.float64)
@@ -85,7 +105,23 @@ def attend_block(
         records = torch.cat((near_FC[chosen], own), dim=1)
         live = torch.cat((context.live_F[chosen], chosen.new_ones(own.shape[:2]).bool()), dim=1)
         pieces.append(_attend(q_RHC[part], records, live, sink_H=sinks))
-    return torch.cat(pieces).view_as(q_RKHC)
+    o_THC = torch.cat(pieces).view_as(q_RKHC).flatten(0, 1)
+    return rotate_inverse(o_THC, cos_TP, sin_TP).view_as(q_RKHC)
+
+
+def rotate(x_THC: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
+    """As ``NormRope.rotate`` of all heads of each row, bit for bit (families do not import one another)."""
+    turn = torch.complex(cos_TP, sin_TP).to(torch.complex128).unsqueeze(1)
+    out = x_THC.clone()
+    tail = out[..., -2 * cos_TP.shape[1] :]
+    turned = torch.view_as_complex(tail.double().unflatten(-1, (-1, 2))) * turn
+    tail.copy_(torch.view_as_real(turned).flatten(-2))
+    return out
+
+
+def rotate_inverse(x_THC: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
+    """As ``NormRope.rotate_inverse``."""
+    return rotate(x_THC, cos_TP, -sin_TP)
 
 
 def _tiles(q_THC: Tensor, *, slots: int) -> list[slice]:

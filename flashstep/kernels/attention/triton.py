@@ -1,9 +1,10 @@
 """Sparse latent attention in Triton, straight from the packed records: nothing is gathered or decoded ahead of the kernel.
 
-One program takes the heads of one row (or the heads and places of one draft block) through its keys in tiles, the window
-oldest first and then the selected entries, with a running maximum; records become bf16 (exactly) in registers, both products
-run on tensor cores with fp32 sums. Tiles depend on head count and shapes only and are never shared between rows, so a row's
-bits do not depend on its neighbours. Heads are padded to 16, 32 or 64 by masks. Knows no rotation.
+Heads of 512 channels, the released model's, go to ``launch``; the kernels here take any other number. One program takes the heads
+of one row (or the heads and places of one draft block) through its keys in tiles, the window oldest first and then the selected
+entries, with a running maximum; records become bf16 (exactly) in registers, both products run on tensor cores with fp32 sums.
+Tiles depend on head count and shapes only and are never shared between rows, so a row's bits do not depend on its neighbours.
+Heads are padded to 16, 32 or 64 by masks.
 """
 
 import torch
@@ -11,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flashstep.kernels.attention import AttentionRows, BlockRows, Planes
+from flashstep.kernels.attention import AttentionRows, BlockRows, Planes, launch
 
 _LEAST_HEADS, _MOST_HEADS = (
     16,
@@ -31,6 +32,21 @@ def _scaled(value, factor):
     groups: tl.constexpr = factor.shape[1]
     grouped = value.reshape(value.shape[0], groups, value.shape[1] // groups) * factor[:, :, None]
     return grouped.reshape(value.shape[0], value.shape[1]).to(tl.bfloat16)
+
+
+@triton.jit
+def _turned(x, cos_ptr, sin_ptr, cos_start, sin_start, SIGN: tl.constexpr, PAIRS: tl.constexpr):
+    """bf16 [M, C], its last 2P channels turned as adjacent pairs and rounded; -1 turns back. Tables begin at ``start`` [M]."""
+    HALF: tl.constexpr = x.shape[1] // 2
+    even, odd = tl.split(x.to(tl.float32).reshape(x.shape[0], HALF, 2))
+    turn = tl.arange(0, HALF) - (HALF - PAIRS)
+    turned = (turn >= 0)[None, :]
+    cos = tl.load(cos_ptr + cos_start[:, None] + turn[None, :], mask=turned, other=1.0)
+    sin = tl.load(sin_ptr + sin_start[:, None] + turn[None, :], mask=turned, other=0.0) * SIGN
+    # channels that do not turn pass as they are: 0 * inf is NaN, and a sum loses the sign of zero
+    first = tl.where(turned, even * cos - odd * sin, even)
+    second = tl.where(turned, even * sin + odd * cos, odd)
+    return tl.join(first, second).reshape(x.shape[0], 2 * HALF).to(tl.bfloat16)
 
 
 @triton.jit
@@ -110,11 +126,11 @@ def _attend_window_tile(
 
 @triton.jit
 def _attend_rows_kernel(
-    q_ptr, out_ptr, sink_ptr, positions_ptr, request_ptr, start_ptr, selected_ptr,
+    q_ptr, cos_ptr, sin_ptr, out_ptr, sink_ptr, positions_ptr, request_ptr, start_ptr, selected_ptr,
     window_ptr, window_scales_ptr, window_table_ptr, far_ptr, far_scales_ptr, far_table_ptr,
-    q_row, q_head, window_block, window_scales_block, window_columns,
+    q_row, q_head, cos_row, sin_row, window_block, window_scales_block, window_columns,
     far_block, far_scales_block, far_columns, selected, selected_row, scale,
-    HEADS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
+    HEADS: tl.constexpr, CHANNELS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
     WINDOW_SLOTS: tl.constexpr, FAR_SLOTS: tl.constexpr, SPARSE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -127,6 +143,8 @@ def _attend_rows_kernel(
     q = tl.load(
         q_ptr + row * q_row + head[:, None] * q_head + channel[None, :], mask=held[:, None], other=0.0
     )
+    cos_start, sin_start = head * 0 + row * cos_row, head * 0 + row * sin_row
+    q = _turned(q, cos_ptr, sin_ptr, cos_start, sin_start, 1.0, PAIRS)
     sink = tl.load(sink_ptr + head, mask=held, other=0.0) * 1.4426950408889634
     position = tl.load(positions_ptr + row)
     request = tl.maximum(tl.load(request_ptr + row), 0)  # a row of padding has none, and sees nothing
@@ -166,6 +184,7 @@ def _attend_rows_kernel(
             peak, total, sums = _attend_tile(q, _nvfp4(data, scales), live, peak, total, sums, scale)
     total += tl.exp2(sink - peak)
     out = (sums / total[:, None]).to(tl.bfloat16)
+    out = _turned(out, cos_ptr, sin_ptr, cos_start, sin_start, -1.0, PAIRS)
     tl.store(out_ptr + (row * HEADS + head)[:, None] * CHANNELS + channel[None, :], out, mask=held[:, None])
 
 
@@ -187,10 +206,10 @@ def _quantised(k_ptr, place, held, k_place, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _attend_block_kernel(
-    q_ptr, k_ptr, out_ptr, sink_ptr, position_ptr, start_ptr,
+    q_ptr, k_ptr, cos_ptr, sin_ptr, out_ptr, sink_ptr, position_ptr, start_ptr,
     window_ptr, window_scales_ptr, window_table_ptr,
-    q_block, q_place, q_head, k_block, k_place, window_block, window_scales_block, window_columns, scale,
-    HEADS: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
+    q_block, q_place, q_head, k_block, k_place, cos_row, sin_row, window_block, window_scales_block, window_columns, scale,
+    HEADS: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
     WINDOW_SLOTS: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_OWN: tl.constexpr,
 ):  # fmt: skip
     """``BLOCK_QUERIES`` of the K * H queries of one draft block: the window before it, then the keys of its own places."""
@@ -202,6 +221,8 @@ def _attend_block_kernel(
     key = tl.arange(0, BLOCK_KEYS)
     offset = request * q_block + place * q_place + head * q_head
     q = tl.load(q_ptr + offset[:, None] + channel[None, :], mask=held[:, None], other=0.0)
+    turn_row = request * PLACES + tl.where(held, place, 0)
+    q = _turned(q, cos_ptr, sin_ptr, turn_row * cos_row, turn_row * sin_row, 1.0, PAIRS)
     sink = tl.load(sink_ptr + head, mask=held, other=0.0) * 1.4426950408889634
     position = tl.load(position_ptr + request)
     start = tl.maximum(tl.load(start_ptr + request), 0)
@@ -223,20 +244,30 @@ def _attend_block_kernel(
     peak, total, sums = _attend_tile(q, keys, live, peak, total, sums, scale)
     total += tl.exp2(sink - peak)
     out = (sums / total[:, None]).to(tl.bfloat16)
+    out = _turned(out, cos_ptr, sin_ptr, turn_row * cos_row, turn_row * sin_row, -1.0, PAIRS)
     row = request * (PLACES * HEADS) + query
     tl.store(out_ptr + row[:, None] * CHANNELS + channel[None, :], out, mask=held[:, None])
 
 
 def attend_window(
-    q_THC: Tensor, *, window: Planes, rows: AttentionRows, width: int, sink_H: Tensor
+    q_THC: Tensor,
+    *,
+    cos_TP: Tensor,
+    sin_TP: Tensor,
+    window: Planes,
+    rows: AttentionRows,
+    width: int,
+    sink_H: Tensor,
 ) -> Tensor:
     """See ``Attention.attend_window``."""
-    return _attend_rows(q_THC, window, None, rows=rows, width=width, sink_H=sink_H)
+    return _attend_rows(q_THC, (cos_TP, sin_TP), window, None, rows=rows, width=width, sink_H=sink_H)
 
 
 def attend_sparse(
     q_THC: Tensor,
     *,
+    cos_TP: Tensor,
+    sin_TP: Tensor,
     window: Planes,
     compressed: Planes,
     rows: AttentionRows,
@@ -245,14 +276,26 @@ def attend_sparse(
     sink_H: Tensor,
 ) -> Tensor:
     """See ``Attention.attend_sparse``."""
-    return _attend_rows(q_THC, window, (compressed, selected_TK), rows=rows, width=width, sink_H=sink_H)
+    far = compressed, selected_TK
+    return _attend_rows(q_THC, (cos_TP, sin_TP), window, far, rows=rows, width=width, sink_H=sink_H)
 
 
 def attend_block(
-    q_RKHC: Tensor, k_RKC: Tensor, *, window: Planes, rows: BlockRows, width: int, sink_H: Tensor
+    q_RKHC: Tensor,
+    k_RKC: Tensor,
+    *,
+    cos_TP: Tensor,
+    sin_TP: Tensor,
+    window: Planes,
+    rows: BlockRows,
+    width: int,
+    sink_H: Tensor,
 ) -> Tensor:
     """See ``Attention.attend_block``."""
     requests, places, heads, channels = q_RKHC.shape
+    if channels == launch.CHANNELS:
+        turn = cos_TP, sin_TP
+        return launch.attend_block(q_RKHC, k_RKC, turn, window, rows=rows, width=width, sink_H=sink_H)
     out = torch.empty(q_RKHC.shape, dtype=q_RKHC.dtype, device=q_RKHC.device)
     if not requests:
         return out
@@ -263,6 +306,8 @@ def attend_block(
     _attend_block_kernel[(requests, triton.cdiv(places * heads, queries))](
         q_RKHC,
         k_RKC,
+        cos_TP,
+        sin_TP,
         out,
         sink_H.contiguous(),
         rows.position_R.contiguous(),
@@ -271,12 +316,15 @@ def attend_block(
         table,
         *q_RKHC.stride()[:3],
         *k_RKC.stride()[:2],
+        cos_TP.stride(0),
+        sin_TP.stride(0),
         *_block_strides(window, value_bytes=channels, scale_bytes=channels // 32),
         table.stride(0),
         channels**-0.5 * _LOG2_E,
         HEADS=heads,
         PLACES=places,
         CHANNELS=channels,
+        PAIRS=cos_TP.shape[1],
         WIDTH=width,
         WINDOW_SLOTS=window[0].shape[1],
         BLOCK_QUERIES=queries,
@@ -289,6 +337,7 @@ def attend_block(
 
 def _attend_rows(
     q_THC: Tensor,
+    rotation: tuple[Tensor, Tensor],
     window: Planes,
     far: tuple[Planes, Tensor] | None,
     *,
@@ -298,6 +347,8 @@ def _attend_rows(
 ) -> Tensor:
     """``far``: the compressed records and the entries [T, K] that the rows see of them."""
     count, heads, channels = q_THC.shape
+    if channels == launch.CHANNELS:
+        return launch.attend(q_THC, rotation, window, far, rows=rows, width=width, sink_H=sink_H, splits=1)
     out = torch.empty(q_THC.shape, dtype=q_THC.dtype, device=q_THC.device)
     if not count:
         return out
@@ -316,6 +367,7 @@ def _attend_rows(
     keys, options = _tile(block, channels)
     _attend_rows_kernel[(count, triton.cdiv(heads, block))](
         q_THC,
+        *rotation,
         out,
         sink_H.contiguous(),
         rows.positions_T.contiguous(),
@@ -327,6 +379,8 @@ def _attend_rows(
         *far_planes,
         far_table,
         *q_THC.stride()[:2],
+        rotation[0].stride(0),
+        rotation[1].stride(0),
         *_block_strides(window, value_bytes=channels, scale_bytes=channels // 32),
         near_table.stride(0),
         *far_strides,
@@ -336,6 +390,7 @@ def _attend_rows(
         channels**-0.5 * _LOG2_E,
         HEADS=heads,
         CHANNELS=channels,
+        PAIRS=rotation[0].shape[1],
         WIDTH=width,
         WINDOW_SLOTS=window[0].shape[1],
         FAR_SLOTS=far_planes[0].shape[1],
@@ -378,12 +433,13 @@ def _tile(heads: int, channels: int) -> tuple[int, dict[str, int]]:
 
 _TYPES = {
     "*bf16:16": "q_ptr k_ptr out_ptr",
-    "*fp32:16": "sink_ptr",
+    "*fp32:16": "sink_ptr cos_ptr sin_ptr",
     "*i32:16": "selected_ptr",
     "*u8:16": "window_ptr window_scales_ptr far_ptr far_scales_ptr",
     "*i64:16": "positions_ptr position_ptr request_ptr start_ptr window_table_ptr far_table_ptr",
     "fp32": "scale",
-    "i32:16": "q_row q_head q_block q_place k_block k_place window_block window_scales_block far_block far_scales_block",
+    "i32:16": "q_row q_head q_block q_place k_block k_place cos_row sin_row window_block window_scales_block far_block "
+    "far_scales_block",
     "i32": "window_columns far_columns selected selected_row",
 }
 _SIGNATURE = {name: kind for kind, names in _TYPES.items() for name in names.split()}
@@ -395,6 +451,7 @@ def _rows_variant(
     return {
         "HEADS": heads,
         "CHANNELS": channels,
+        "PAIRS": channels // 16,
         "WIDTH": width,
         "WINDOW_SLOTS": slots,
         "FAR_SLOTS": slots,
@@ -409,6 +466,7 @@ def _block_variant(heads: int, channels: int, width: int, slots: int) -> dict[st
         "HEADS": heads,
         "PLACES": 5,
         "CHANNELS": channels,
+        "PAIRS": channels // 16,
         "WIDTH": width,
         "WINDOW_SLOTS": slots,
         "BLOCK_QUERIES": _block_heads(5 * heads),
@@ -417,16 +475,8 @@ def _block_variant(heads: int, channels: int, width: int, slots: int) -> dict[st
     }
 
 
-_ROWS = (
-    *(
-        _rows_variant(heads, 512, 128, 64, sparse=sparse)
-        for heads in (64, 32, 16, 8)
-        for sparse in (True, False)
-    ),
-    _rows_variant(4, 64, 8, 16, sparse=True),
-    _rows_variant(3, 32, 5, 4, sparse=True),
-)
-_BLOCKS = (_block_variant(64, 512, 128, 64), _block_variant(16, 512, 128, 64), _block_variant(4, 64, 8, 16))
+_ROWS = (_rows_variant(4, 64, 8, 16, sparse=True), _rows_variant(3, 32, 5, 4, sparse=False))
+_BLOCKS = (_block_variant(4, 64, 8, 16),)
 # (kernel, signature, constants, options) to compile ahead of time: released and tiny shapes
 AOT = (
     *(

@@ -2,7 +2,8 @@
 
 Takes and gives what ``flashstep.kernels.cast`` says, bit for bit what the reference writes (a NaN stays one, its sign and
 payload do not). Group scales come from the bits of the largest magnitude, so a NaN or infinity counts as larger than any
-number. Rows are bf16 of any row stride; a record's bytes and its scales each lie together. Knows nothing of who owns a slot.
+number. Rows are bf16 of any row stride; a record's bytes and its scales each lie together. Functions without an underscore are
+used by ``kernels.fused`` too. Knows nothing of who owns a slot.
 """
 
 import torch
@@ -16,28 +17,28 @@ _MXFP8_GROUP, _MXFP4_GROUP, _NVFP4_GROUP = 32, 32, 16
 
 
 @triton.jit
-def _largest(x, axis: tl.constexpr):
+def largest(x, axis: tl.constexpr) -> tl.tensor:
     """fp32 largest magnitude along ``axis``; comparing bits as integers lets NaN win, as torch's maximum does."""
     bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     return tl.max(bits, axis).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _power_of_two(v):
+def power_of_two(v) -> tl.tensor:
     """Biased exponent int32 of the smallest power of two >= ``v`` (fp32, normal): 255 for what is beyond 2^127."""
     bits = v.to(tl.int32, bitcast=True)
     return tl.where(bits > 0x7F000000, 255, (bits + 0x7FFFFF) >> 23)
 
 
 @triton.jit
-def _inverse(exponent):
+def inverse_of(exponent) -> tl.tensor:
     """fp32 2^(127 - exponent), NaN for 255. The exponents that occur leave it normal, so the product is exact."""
     bits = tl.where(exponent == 255, 0x7FC00000, (254 - exponent) << 23)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _fp4_code(v):
+def fp4_code(v) -> tl.tensor:
     """int32 E2M1 codes 0..7 of the magnitudes of ``v`` (fp32, already scaled): ties to the even code, NaN to 0."""
     a = tl.abs(v)
     low = (a > 0.25).to(tl.int32) + (a >= 0.75).to(tl.int32) + (a > 1.25).to(tl.int32)
@@ -48,29 +49,114 @@ def _fp4_code(v):
 
 
 @triton.jit
-def _sign(x):
+def sign_of(x) -> tl.tensor:
     """int32 0 or 1: the sign bit of ``x`` (fp32). A division by a scale cannot change it."""
     return (x.to(tl.int32, bitcast=True) >> 31) & 1
 
 
 @triton.jit
-def _fp4_value(code):
+def fp4_value(code) -> tl.tensor:
     """fp32 magnitude of E2M1 codes 0..7 (int32): 0 and .5 by hand, from 1 on a 2-bit exponent and a 1-bit mantissa."""
     normal = ((code + 252) << 22).to(tl.float32, bitcast=True)
     return tl.where(code < 2, code.to(tl.float32) * 0.5, normal)
 
 
 @triton.jit
-def _floored(amax, floor: tl.constexpr):
+def floored(amax, floor: tl.constexpr) -> tl.tensor:
     return tl.where(amax < floor, floor, amax)  # a comparison, unlike a maximum, leaves NaN alone
 
 
 @triton.jit
-def _place(slot_ptr, row, blocks, slots):
+def place_of(slot_ptr, row, blocks, SLOTS: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Block and place of a row's slot, int64, and whether it may be written."""
     slot = tl.load(slot_ptr + row)
-    block = slot // slots  # of a negative slot it may be 0: division rounds towards zero
-    return block, slot % slots, (slot >= 0) & (block < blocks)
+    block = slot // SLOTS  # of a negative slot it may be 0: division rounds towards zero
+    return block, slot % SLOTS, (slot >= 0) & (block < blocks)
+
+
+@triton.jit
+def pairs(x_ptr, group, held, GROUP: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """fp32 even and odd channels [groups, GROUP / 2] of a row, zeros where a group is not ``held``."""
+    channel = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    x = tl.load(x_ptr + channel, mask=held[:, None], other=0.0).to(tl.float32)
+    return tl.split(tl.reshape(x, (x.shape[0], GROUP // 2, 2)))
+
+
+@triton.jit
+def joined(even, odd, GROUP: tl.constexpr) -> tl.tensor:
+    """The channels [groups, GROUP] of which these are the even and the odd ones."""
+    return tl.reshape(tl.join(even, odd), (even.shape[0], GROUP))
+
+
+@triton.jit
+def largest_of_pairs(even, odd) -> tl.tensor:
+    """fp32 [groups]: the largest magnitude of each group of pairs [groups, pairs]."""
+    bits = tl.maximum(
+        even.to(tl.int32, bitcast=True) & 0x7FFFFFFF, odd.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    )
+    return tl.max(bits, 1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def mxfp8_exponent(amax) -> tl.tensor:
+    """int32 biased exponent of the scale of a group whose largest magnitude is ``amax`` (fp32)."""
+    return power_of_two(floored(amax, 1e-4) * (1.0 / 448.0))
+
+
+@triton.jit
+def e4m3_of(x, exponent) -> tl.tensor:
+    """E4M3 numbers of ``x`` (fp32 [groups, channels]) under its groups' scales."""
+    y = x * inverse_of(exponent)[:, None]
+    return tl.where(y > 448.0, 448.0, tl.where(y < -448.0, -448.0, y)).to(tl.float8e4nv)
+
+
+@triton.jit
+def mxfp8_bytes(x, amax) -> tuple[tl.tensor, tl.tensor]:
+    """E4M3 bytes of ``x`` (fp32 [groups, channels]) and the E8M0 byte of each group, of its largest magnitude."""
+    exponent = mxfp8_exponent(amax)
+    return e4m3_of(x, exponent).to(tl.uint8, bitcast=True), exponent.to(tl.uint8)
+
+
+@triton.jit
+def scale_of(exponent) -> tl.tensor:
+    """fp32 2^(exponent - 127) of an int32 in 1..254, NaN for 255."""
+    return tl.where(exponent == 255, 0x7FC00000, exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def mxfp4_exponent(amax) -> tl.tensor:
+    """int32 biased exponent of the scale of a group whose largest magnitude is ``amax`` (fp32)."""
+    return power_of_two(floored(amax, 6.0 * 2.0**-126) * (1.0 / 6.0))
+
+
+@triton.jit
+def rounded_mxfp4(x, amax) -> tl.tensor:
+    """``x`` (fp32 [groups, channels]) quantised and dequantised, by the largest magnitude of each group."""
+    exponent = mxfp4_exponent(amax)
+    y = fp4_value(fp4_code(x * inverse_of(exponent)[:, None])) * scale_of(exponent)[:, None]
+    signed = y.to(tl.int32, bitcast=True) | (sign_of(x) << 31)  # a negation would lose the sign of zero
+    return signed.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def fp4_bytes(even, odd, GROUP: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """E2M1 pairs, bytes [groups, GROUP / 2], and a scale byte each: E8M0 of a group of 32 channels, E4M3 of one of 16."""
+    amax = largest_of_pairs(even, odd)
+    if GROUP == 16:
+        # both divisions are true ones: a product with the reciprocal would move ties
+        quotient = tl.div_rn(floored(amax, 6.0 * 2.0**-9), tl.full(amax.shape, 6.0, tl.float32))
+        scale = tl.where(quotient > 448.0, 448.0, quotient).to(tl.float8e4nv)
+        scale_byte = scale.to(tl.uint8, bitcast=True)
+        whole = tl.broadcast_to(scale.to(tl.float32)[:, None], even.shape)
+        low, high = tl.div_rn(even, whole), tl.div_rn(odd, whole)
+    else:
+        exponent = mxfp4_exponent(amax)
+        scale_byte = exponent.to(tl.uint8)
+        inverse = inverse_of(exponent)[:, None]
+        low, high = even * inverse, odd * inverse
+    low_code = fp4_code(low) | (sign_of(even) << 3)
+    high_code = fp4_code(high) | (sign_of(odd) << 3)
+    return (low_code | (high_code << 4)).to(tl.uint8), scale_byte
 
 
 @triton.jit
@@ -80,43 +166,27 @@ def _store_mxfp8_kernel(
     scales_ptr,
     slot_ptr,
     blocks,
-    slots,
     x_stride,
     values_block,
     values_place,
     scales_block,
     scales_place,
+    SLOTS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUPS_POW2: tl.constexpr,
 ):
     """One row: E4M3 bytes and an E8M0 byte a group of 32 channels at the row's slot."""
     row = tl.program_id(0)
-    block, place, live = _place(slot_ptr, row, blocks, slots)
+    block, place, live = place_of(slot_ptr, row, blocks, SLOTS)
     group = tl.arange(0, GROUPS_POW2)
     channel = group[:, None] * 32 + tl.arange(0, 32)[None, :]
     held = (group < GROUPS) & live
     x = tl.load(x_ptr + row.to(tl.int64) * x_stride + channel, mask=held[:, None], other=0.0).to(tl.float32)
-    exponent = _power_of_two(_floored(_largest(x, 1), 1e-4) * (1.0 / 448.0))
-    y = x * _inverse(exponent)[:, None]
-    y = tl.where(y > 448.0, 448.0, tl.where(y < -448.0, -448.0, y))
-    data = y.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    data, exponent = mxfp8_bytes(x, largest(x, 1))
     values_ptr += block * values_block + place * values_place
     scales_ptr += block * scales_block + place * scales_place
     tl.store(values_ptr + channel, data, mask=held[:, None])
-    tl.store(scales_ptr + group, exponent.to(tl.uint8), mask=held)
-
-
-@triton.jit
-def _fp4_pairs(x_ptr, group, held, GROUP: tl.constexpr):
-    """fp32 even and odd channels [groups, GROUP / 2] of a row, and the largest magnitude of each group."""
-    pair = tl.arange(0, GROUP // 2)
-    channel = group[:, None, None] * GROUP + pair[None, :, None] * 2 + tl.arange(0, 2)[None, None, :]
-    x = tl.load(x_ptr + channel, mask=held[:, None, None], other=0.0).to(tl.float32)
-    even, odd = tl.split(x)
-    bits = tl.maximum(
-        even.to(tl.int32, bitcast=True) & 0x7FFFFFFF, odd.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    )
-    return even, odd, tl.max(bits, 1).to(tl.float32, bitcast=True)
+    tl.store(scales_ptr + group, exponent, mask=held)
 
 
 @triton.jit
@@ -126,37 +196,23 @@ def _store_fp4_kernel(
     scales_ptr,
     slot_ptr,
     blocks,
-    slots,
     x_stride,
     values_block,
     values_place,
     scales_block,
     scales_place,
+    SLOTS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUPS_POW2: tl.constexpr,
 ):
     """One row: E2M1 pairs at the row's slot, with an E8M0 byte a group of 32 channels or an E4M3 byte a group of 16."""
     row = tl.program_id(0)
-    block, place, live = _place(slot_ptr, row, blocks, slots)
+    block, place, live = place_of(slot_ptr, row, blocks, SLOTS)
     group = tl.arange(0, GROUPS_POW2)
     held = (group < GROUPS) & live
-    even, odd, amax = _fp4_pairs(x_ptr + row.to(tl.int64) * x_stride, group, held, GROUP)
-    if GROUP == 16:
-        # both divisions are true ones: a product with the reciprocal would move ties
-        quotient = tl.div_rn(_floored(amax, 6.0 * 2.0**-9), tl.full(amax.shape, 6.0, tl.float32))
-        scale = tl.where(quotient > 448.0, 448.0, quotient).to(tl.float8e4nv)
-        scale_byte = scale.to(tl.uint8, bitcast=True)
-        whole = tl.broadcast_to(scale.to(tl.float32)[:, None], even.shape)
-        low, high = tl.div_rn(even, whole), tl.div_rn(odd, whole)
-    else:
-        exponent = _power_of_two(_floored(amax, 6.0 * 2.0**-126) * (1.0 / 6.0))
-        scale_byte = exponent.to(tl.uint8)
-        inverse = _inverse(exponent)[:, None]
-        low, high = even * inverse, odd * inverse
-    low_code = _fp4_code(low) | (_sign(even) << 3)
-    high_code = _fp4_code(high) | (_sign(odd) << 3)
-    data = (low_code | (high_code << 4)).to(tl.uint8)
+    even, odd = pairs(x_ptr + row.to(tl.int64) * x_stride, group, held, GROUP)
+    data, scale_byte = fp4_bytes(even, odd, GROUP)
     byte = group[:, None] * (GROUP // 2) + tl.arange(0, GROUP // 2)[None, :]
     values_ptr += block * values_block + place * values_place
     scales_ptr += block * scales_block + place * scales_place
@@ -171,11 +227,8 @@ def _round_mxfp4_kernel(x_ptr, out_ptr, groups, BLOCK: tl.constexpr):
     channel = group[:, None] * 32 + tl.arange(0, 32)[None, :]
     held = (group < groups)[:, None]
     x = tl.load(x_ptr + channel, mask=held, other=0.0).to(tl.float32)
-    exponent = _power_of_two(_floored(_largest(x, 1), 6.0 * 2.0**-126) * (1.0 / 6.0))
-    scale = tl.where(exponent == 255, 0x7FC00000, exponent << 23).to(tl.float32, bitcast=True)
-    y = _fp4_value(_fp4_code(x * _inverse(exponent)[:, None])) * scale[:, None]
-    signed = y.to(tl.int32, bitcast=True) | (_sign(x) << 31)  # a negation would lose the sign of zero
-    tl.store(out_ptr + channel, signed.to(tl.float32, bitcast=True).to(tl.bfloat16), mask=held)
+    y = rounded_mxfp4(x, largest(x, 1))
+    tl.store(out_ptr + channel, y.to(tl.bfloat16), mask=held)
 
 
 def round_mxfp4(x: Tensor) -> Tensor:
@@ -195,6 +248,7 @@ def store_mxfp8(x_TC: Tensor, planes: Planes, *, slot_T: Tensor) -> None:
     if x_TC.shape[0]:
         _store_mxfp8_kernel[(x_TC.shape[0],)](
             *_arguments(x_TC, planes, slot_T, values=x_TC.shape[1], scales=groups),
+            SLOTS=planes[0].shape[1],
             GROUPS=groups,
             GROUPS_POW2=triton.next_power_of_2(groups),
             num_warps=1,
@@ -217,6 +271,7 @@ def _store_fp4(x_TC: Tensor, planes: Planes, slot_T: Tensor, *, group: int) -> N
         _store_fp4_kernel[(x_TC.shape[0],)](
             *_arguments(x_TC, planes, slot_T, values=x_TC.shape[1] // 2, scales=groups),
             GROUP=group,
+            SLOTS=planes[0].shape[1],
             GROUPS=groups,
             GROUPS_POW2=triton.next_power_of_2(groups),
             num_warps=1,
@@ -231,9 +286,9 @@ def _arguments(
     assert values_plane.shape[2] == values and scales_plane.shape[2] == scales
     assert values_plane.stride(2) == 1 and (scales == 1 or scales_plane.stride(2) == 1)
     x_TC = x_TC if x_TC.stride(1) == 1 else x_TC.contiguous()
-    blocks, slots = values_plane.shape[:2]
     strides = (*values_plane.stride()[:2], *scales_plane.stride()[:2])
-    return (x_TC, values_plane, scales_plane, slot_T.contiguous(), blocks, slots, x_TC.stride(0), *strides)
+    blocks = values_plane.shape[0]
+    return (x_TC, values_plane, scales_plane, slot_T.contiguous(), blocks, x_TC.stride(0), *strides)
 
 
 _STORE = {
@@ -242,7 +297,6 @@ _STORE = {
     "scales_ptr": "*u8:16",
     "slot_ptr": "*i64:16",
     "blocks": "i32",
-    "slots": "i32",
     "x_stride": "i32:16",
     "values_block": "i32:16",
     "values_place": "i32:16",
@@ -251,10 +305,17 @@ _STORE = {
 }
 _ROUND = {"x_ptr": "*bf16:16", "out_ptr": "*bf16:16", "groups": "i32"}
 _WARP = {"num_warps": 1}
+_SLOTS = {"SLOTS": 64}
 # (kernel, signature, constants, options) to compile ahead of time: released and tiny shapes
 AOT = (
-    *((_store_mxfp8_kernel, _STORE, {"GROUPS": g, "GROUPS_POW2": g}, _WARP) for g in (16, 1, 2)),
-    *((_store_fp4_kernel, _STORE, {"GROUP": 16, "GROUPS": g, "GROUPS_POW2": g}, _WARP) for g in (32, 2, 4)),
-    *((_store_fp4_kernel, _STORE, {"GROUP": 32, "GROUPS": g, "GROUPS_POW2": g}, _WARP) for g in (4, 1)),
+    *((_store_mxfp8_kernel, _STORE, {**_SLOTS, "GROUPS": g, "GROUPS_POW2": g}, _WARP) for g in (16, 1, 2)),
+    *(
+        (_store_fp4_kernel, _STORE, {**_SLOTS, "GROUP": 16, "GROUPS": g, "GROUPS_POW2": g}, _WARP)
+        for g in (32, 2, 4)
+    ),
+    *(
+        (_store_fp4_kernel, _STORE, {**_SLOTS, "GROUP": 32, "GROUPS": g, "GROUPS_POW2": g}, _WARP)
+        for g in (4, 1)
+    ),
     (_round_mxfp4_kernel, _ROUND, {"BLOCK": 32}, {"num_warps": 2}),
 )

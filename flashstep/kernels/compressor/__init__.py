@@ -2,7 +2,8 @@
 
 Owns the signatures. The ring holds the fp32 (value, score) rows of a slot's last positions, place = position mod ring length,
 so that a group whose first half came in an earlier step, or was followed by rejected drafts, still closes by position.
-Ratio 1 has no pooling: its latent is a linear and a norm. Suffixes: T rows, C channels, L ring length.
+Ratio 1 has no pooling: its latent is a linear and a norm. A model publishes by ``kernels.fused``, whose reference these are.
+Suffixes: T rows, C channels, L ring length.
 """
 
 import torch
@@ -16,17 +17,8 @@ OPS = ("pool_pairs", "store_tail")
 class Compressor(Family):
     """Public compressor ops."""
 
-    TABLE = (
-        *(
-            Implementation(
-                op=f"compressor.{op}", module="flashstep.kernels.compressor.triton", needs=frozenset({"sm90"})
-            )
-            for op in OPS
-        ),
-        *(
-            Implementation(op=f"compressor.{op}", module="flashstep.kernels.compressor.reference")
-            for op in OPS
-        ),
+    TABLE = tuple(
+        Implementation(op=f"compressor.{op}", module="flashstep.kernels.compressor.reference") for op in OPS
     )
 
     def pool_pairs(
@@ -45,7 +37,7 @@ class Compressor(Family):
     def store_tail(
         self, value_TC: Tensor, score_TC: Tensor, *, tail: Tensor, slot_T: Tensor, positions_T: Tensor
     ) -> None:
-        """Write the last L rows [C] of each slot into ``tail``; call after ``pool_pairs`` has read it."""
+        """Write the last L rows [C] of each slot into ``tail``, none of slot -1; call after ``pool_pairs`` has read it."""
         _check(value_TC, score_TC, tail)
         self._loaded["store_tail"](value_TC, score_TC, tail=tail, slot_T=slot_T, positions_T=positions_T)
 

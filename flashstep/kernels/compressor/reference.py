@@ -36,5 +36,5 @@ def store_tail(
     later = torch.arange(rows, device=slot_T.device) + length
     inside = later < rows
     overwritten = inside & (slot_T[later.clamp(max=rows - 1)] == slot_T)
-    last = (~overwritten).nonzero().squeeze(1)
+    last = (~overwritten & (slot_T >= 0)).nonzero().squeeze(1)  # rows of no slot pad a step
     tail[slot_T[last], positions_T[last] % length] = torch.stack((value_TC[last], score_TC[last]), dim=1)

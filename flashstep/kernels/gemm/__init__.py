@@ -13,27 +13,26 @@ from torch import Tensor
 from flashstep.kernels.registry import Cost, Family, Implementation
 from flashstep.quant.tensor import QuantTensor
 
-OPS = (
-    "prepare_fp8",
-    "prepare_fp8_grouped",
-    "prepare_bf16",
-    "quantise_input",
-    "lin8",
-    "linb",
-    "linf",
-    "linb_grouped",
-)
+MANY_ROWS = ("lin8", "linb", "linf", "linb_grouped")
+PRODUCTS = ("prepare_fp8", "prepare_fp8_grouped", "prepare_bf16", *MANY_ROWS)
+OPS = ("quantise_input", *PRODUCTS)
+
+
+def _rows(module: str, ops: tuple[str, ...], *, needs: set[str]) -> tuple[Implementation, ...]:
+    return tuple(
+        Implementation(op=f"gemm.{op}", module=f"flashstep.kernels.gemm.{module}", needs=frozenset(needs))
+        for op in ops
+    )
 
 
 class Gemm(Family):
     """Public linear ops."""
 
     TABLE = (
-        *(
-            Implementation(op=f"gemm.{op}", module="flashstep.kernels.gemm.triton", needs=frozenset({"sm90"}))
-            for op in OPS
-        ),
-        *(Implementation(op=f"gemm.{op}", module="flashstep.kernels.gemm.reference") for op in OPS),
+        *_rows("free_order", MANY_ROWS, needs={"sm90", "nvcc", "any_order"}),
+        *_rows("cuda", PRODUCTS, needs={"sm90", "nvcc"}),
+        *_rows("triton", OPS, needs={"sm90"}),
+        *_rows("reference", OPS, needs=set()),
     )
 
     def prepare_fp8(self, *weights: QuantTensor) -> Any:

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flashstep.kernels.jit import programmatic, wait_for_producers
 from flashstep.quant import e8m0, fp8_block, mxfp8
 from flashstep.quant.tensor import QuantTensor
 
@@ -23,7 +24,8 @@ BLOCK_I_BF16 = 64
 PROGRAMS = 264  # two a multiprocessor: what keeps enough loads in flight
 SHORTEST_CHUNK = 512
 ROW_TILES_TOGETHER = 8  # row tiles that read one weight tile while it lies in L2
-QUANTISED_GROUPS = 32  # groups of 32 channels a program of _quantise_input takes
+QUANTISED_OF_FEW, QUANTISED_OF_MANY = (32, 4), (64, 2)  # groups that a program quantises, and its warps
+MANY_ROWS = 1024
 ELEMENTS = 1024  # outputs a program of _add_chunks takes
 
 
@@ -86,10 +88,12 @@ def quantise_input(x_TI: Tensor) -> Tensor:
     assert inputs % mxfp8.GROUP == 0
     x_TI = x_TI.contiguous()
     out_TI = torch.empty_like(x_TI)
-    if rows:
-        groups = inputs // mxfp8.GROUP
-        _quantise_input[(rows, triton.cdiv(groups, QUANTISED_GROUPS))](
-            x_TI, out_TI, groups, GROUPS=QUANTISED_GROUPS, num_warps=1
+    groups = x_TI.numel() // mxfp8.GROUP
+    if groups:
+        together, warps = QUANTISED_OF_MANY if rows >= MANY_ROWS else QUANTISED_OF_FEW
+        pdl = programmatic(x_TI.device)
+        _quantise_input[(triton.cdiv(groups, together),)](
+            x_TI, out_TI, groups, GROUPS=together, PDL=pdl, num_warps=warps, launch_pdl=pdl
         )
     return out_TI
 
@@ -123,8 +127,33 @@ def _four_together(scale_OB: Tensor) -> Tensor:
     return padded.bfloat16().contiguous().view(torch.int64)
 
 
+def many_rows(x_TGI: Tensor, weight: Tensor, *, chunk: int, dtype: torch.dtype) -> Tensor:
+    """[T, G, O] of bf16 x and a bf16 weight [G * O, I] in tiles for thousands of rows, one chain for each ``chunk`` inputs."""
+    rows, groups, inputs = x_TGI.shape
+    outputs = weight.shape[0] // groups
+    chunks = triton.cdiv(inputs, chunk)
+    block_t = 256 if chunks == 1 else 128  # a second sum leaves no room for the wider tile
+    plan = Plan(
+        block_o=128,
+        block_t=block_t,
+        warps=8,
+        stages=4,
+        tiles=triton.cdiv(outputs, 128) * triton.cdiv(rows, block_t),
+        chunk=chunk,
+        chunks=chunks,
+        apart=False,
+    )
+    return _run(x_TGI, weight, None, dtype, plan)
+
+
 def _multiply(x_TGI: Tensor, data: Tensor, weight: Weight8 | None, dtype: torch.dtype) -> Tensor:
     """[T, G, O] of bf16 x [T, G, I] and a weight [G * O, I]: E4M3 with the scales of ``weight``, or bf16 where that is None."""
+    rows, groups, inputs = x_TGI.shape
+    plan = plan_of(rows=rows, groups=groups, inputs=inputs, outputs=data.shape[0] // groups)
+    return _run(x_TGI, data, weight, dtype, plan)
+
+
+def _run(x_TGI: Tensor, data: Tensor, weight: Weight8 | None, dtype: torch.dtype, plan: "Plan") -> Tensor:
     if x_TGI.stride(2) != 1:
         x_TGI = x_TGI.contiguous()
     rows, groups, inputs = x_TGI.shape
@@ -133,7 +162,6 @@ def _multiply(x_TGI: Tensor, data: Tensor, weight: Weight8 | None, dtype: torch.
     out_TGO = torch.empty(rows, groups, outputs, dtype=dtype, device=x_TGI.device)
     if not rows:
         return out_TGO
-    plan = plan_of(rows=rows, groups=groups, inputs=inputs, outputs=outputs)
     target = out_TGO
     if plan.apart:
         target = torch.empty(plan.chunks, *out_TGO.shape, dtype=torch.float32, device=x_TGI.device)
@@ -208,12 +236,11 @@ def plan_of(*, rows: int, groups: int, inputs: int, outputs: int) -> Plan:
 
 
 @triton.jit
-def _quantise_input(x_ptr, out_ptr, groups, GROUPS: tl.constexpr):
-    """Q8 of ``GROUPS`` groups of 32 channels of one row, written back as bf16 values (spec/model.md 0)."""
-    group_G = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    offset_GC = (
-        tl.program_id(0).to(tl.int64) * groups * 32 + group_G[:, None] * 32 + tl.arange(0, 32)[None, :]
-    )
+def _quantise_input(x_ptr, out_ptr, groups, GROUPS: tl.constexpr, PDL: tl.constexpr):
+    """Q8 of ``GROUPS`` groups of 32 channels, of whatever rows, written back as bf16 values (spec/model.md 0)."""
+    wait_for_producers(PDL)
+    group_G = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    offset_GC = group_G[:, None] * 32 + tl.arange(0, 32)[None, :]
     mask_GC = (group_G < groups)[:, None]
     x_GC = tl.load(x_ptr + offset_GC, mask=mask_GC, other=0.0).to(tl.float32)
     amax_G = tl.max(tl.abs(x_GC), axis=1)
@@ -387,7 +414,15 @@ _NARROW = {"BLOCK_O": 64, "BLOCK_T": 16, "STAGES": 4}
 _WIDE = {"BLOCK_O": 128, "BLOCK_T": 128, "STAGES": 2}
 # (kernel, signature, constants) to compile ahead of time
 AOT = (
-    (_quantise_input, {"x_ptr": "*bf16", "out_ptr": "*bf16", "groups": "i32"}, {"GROUPS": QUANTISED_GROUPS}),
+    *(
+        (
+            _quantise_input,
+            {"x_ptr": "*bf16:16", "out_ptr": "*bf16:16", "groups": "i32"},
+            {"GROUPS": together, "PDL": True},
+            {"num_warps": warps},
+        )
+        for together, warps in (QUANTISED_OF_FEW, QUANTISED_OF_MANY)
+    ),
     *(
         (_linear, _LINEAR, {**_FP8, **tile, "EVEN": True, "LOOP": loop})
         for tile in (_NARROW, _WIDE)

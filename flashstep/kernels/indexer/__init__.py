@@ -34,9 +34,8 @@ class Indexer(Family):
 
     TABLE = (
         *(
-            Implementation(
-                op=f"indexer.{op}", module="flashstep.kernels.indexer.triton", needs=frozenset({"sm90"})
-            )
+            Implementation(op=f"indexer.{op}", module=f"flashstep.kernels.indexer.{module}", needs=needs)
+            for module, needs in (("cuda", frozenset({"sm90", "nvcc"})), ("triton", frozenset({"sm90"})))
             for op in OPS
         ),
         *(Implementation(op=f"indexer.{op}", module="flashstep.kernels.indexer.reference") for op in OPS),

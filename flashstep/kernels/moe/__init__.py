@@ -21,7 +21,7 @@ class Moe(Family):
 
     TABLE = (
         *(
-            Implementation(op=f"moe.{op}", module="flashstep.kernels.moe.triton", needs=frozenset({"sm90"}))
+            Implementation(op=f"moe.{op}", module="flashstep.kernels.moe.cuda", needs=frozenset({"sm90"}))
             for op in OPS
         ),
         *(Implementation(op=f"moe.{op}", module="flashstep.kernels.moe.reference") for op in OPS),
@@ -58,9 +58,12 @@ class Moe(Family):
             x_TD, gate, bias_E=bias_E, count=count, scale=scale, temperature=temperature, scoring=scoring
         )
 
-    def swiglu(self, gate_up_TF: Tensor, *, limit: float) -> Tensor:
-        """bf16 [T, 2F], the gate before up -> bf16 [T, F]: silu(min(gate, limit)) * clamp(up, -limit, limit)."""
-        assert gate_up_TF.dtype is torch.bfloat16 and gate_up_TF.shape[1] % 2 == 0
+    def swiglu(self, gate_up_TF: Tensor, *, limit: float) -> Any:
+        """bf16 [T, 2F], the gate before up -> [T, F], the input of a ``lin8``: b(silu(min(gate, limit)) * clamp(up, +-limit)).
+
+        Quantised as ``gemm.quantise_input`` gives it: values in bf16 or wider. F is a multiple of 32.
+        """
+        assert gate_up_TF.dtype is torch.bfloat16 and gate_up_TF.shape[1] % 64 == 0
         return self._loaded["swiglu"](gate_up_TF, limit=limit)
 
     def experts(
@@ -75,7 +78,8 @@ class Moe(Family):
     ) -> Tensor:
         """T rows from ``gemm.quantise_input`` -> bf16 [T, D]: b(sum over chosen experts of their bf16 output + the shared one's).
 
-        Inputs of every linear are quantised per 32 channels; the routing weight multiplies before the down projection.
+        Inputs of every linear are quantised per 32 channels; the routing weight multiplies before the down projection. A choice
+        of -1 is an expert that is not here and adds nothing; a row may choose an expert more than once.
         """
         assert shared_TD.dtype is torch.bfloat16 and weights_TK.dtype is torch.float32
         return self._loaded["experts"](
@@ -94,7 +98,7 @@ def route_cost(*, rows: int, width: int, experts: int, count: int) -> Cost:
 
 
 def swiglu_cost(*, rows: int, inner: int) -> Cost:
-    """Two bf16 rows in, one out."""
+    """Two bf16 rows in, one of quantised values out."""
     return Cost(bytes=6 * rows * inner, flops=5 * rows * inner)
 
 

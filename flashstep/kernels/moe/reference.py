@@ -55,8 +55,8 @@ def route(
 
 
 def swiglu(gate_up_TF: Tensor, *, limit: float) -> Tensor:
-    """See ``Moe.swiglu``."""
-    return _gated(gate_up_TF, limit=limit).bfloat16()
+    """See ``Moe.swiglu``: float64."""
+    return mxfp8.quantise_dequantise(_gated(gate_up_TF, limit=limit).bfloat16(), dtype=torch.float64)
 
 
 def experts(
@@ -65,12 +65,16 @@ def experts(
     """See ``Moe.experts``. Pairs (row, expert) are sorted by expert: an active expert multiplies its own at once."""
     rows, count = experts_TK.shape
     chosen, order = experts_TK.flatten().sort(stable=True)
+    absent = int((chosen < 0).sum())  # choices that live elsewhere sort before all others
+    chosen, order = chosen[absent:], order[absent:]
+    if not len(order):
+        return shared_TD.clone()
     active, lengths = (found.tolist() for found in torch.unique_consecutive(chosen, return_counts=True))
     gate_up_PF = _by_expert(quantised.double()[order // count], prepared.gate_up, active, lengths).bfloat16()
     inner_PF = _gated(gate_up_PF, limit=limit).mul_(weights_TK.flatten()[order].unsqueeze(1)).bfloat16()
     inner_PF = mxfp8.quantise_dequantise(inner_PF, dtype=torch.float64)
     y_PD = _by_expert(inner_PF, prepared.down, active, lengths).bfloat16()
-    y_TKD = torch.empty_like(y_PD).index_copy_(0, order, y_PD).view(rows, count, -1)
+    y_TKD = y_PD.new_zeros(rows * count, y_PD.shape[1]).index_copy_(0, order, y_PD).view(rows, count, -1)
     return (y_TKD.sum(1, dtype=torch.float64) + shared_TD).bfloat16()
 
 

@@ -10,6 +10,9 @@ from torch import Tensor
 from flashstep.kernels.registry import Cost, Family, Implementation
 
 OPS = ("rms", "angles", "rotate", "rotate_inverse")
+IN_TRITON = (
+    "angles",
+)  # norms and rotations are parts of ``mhc``, ``attention`` and ``fused``: here are their references
 
 
 class NormRope(Family):
@@ -20,7 +23,7 @@ class NormRope(Family):
             Implementation(
                 op=f"norm_rope.{op}", module="flashstep.kernels.norm_rope.triton", needs=frozenset({"sm90"})
             )
-            for op in OPS
+            for op in IN_TRITON
         ),
         *(Implementation(op=f"norm_rope.{op}", module="flashstep.kernels.norm_rope.reference") for op in OPS),
     )

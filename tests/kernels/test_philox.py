@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashstep.sampling.philox import Purpose, gumbel, philox4x32, uniforms
+from flashstep.kernels.sampling.philox import Purpose, gumbel, philox4x32, uniforms
 
 KNOWN_ANSWERS = [  # counter, key, result: kat_vectors of Random123, "philox4x32 10"
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),

@@ -60,15 +60,13 @@ def uniforms(
 
     ``offsets_R`` int64 [R] is the last counter word, 0 where none is given.
     """
-    device = seeds_R.device
-    quads_Q = torch.arange(-(-count // LANES), device=device)
-    offsets_R1 = torch.tensor(0, device=device) if offsets_R is None else (offsets_R & WORD).unsqueeze(1)
+    quads_Q = torch.arange(-(-count // LANES), device=seeds_R.device)
     words = philox4x32(
         (
             quads_Q.unsqueeze(0),
             (positions_R & WORD).unsqueeze(1),
-            torch.tensor(int(purpose), device=device),
-            offsets_R1,
+            torch.full((1, 1), int(purpose), device=seeds_R.device),  # filled there: no copy from the host
+            (torch.zeros_like(positions_R) if offsets_R is None else offsets_R & WORD).unsqueeze(1),
         ),
         ((seeds_R & WORD).unsqueeze(1), (seeds_R >> 32 & WORD).unsqueeze(1)),
     )

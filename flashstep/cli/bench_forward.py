@@ -1,0 +1,126 @@
+"""``flashstep bench forward``: steps of given shapes, timed and held against their physical floors."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tyro
+from rich.table import Table
+
+from flashstep.bench.results import Measured
+from flashstep.cli.model import resolve
+from flashstep.cli.terminal import OUT, note
+from flashstep.config.presets import released
+from flashstep.config.serve import EngineOptions
+
+RELEASED = Path("DeepSeek-V4.1-Flash")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchForward:
+    """Time steps of given shapes, take them apart by kernel, and hold them against their floors.
+
+    A case is [N*]Q[@K][c][:D]: N requests of Q new tokens each behind K tokens of context. 8*6@131072 is a decoding step (up to
+    a draft block and its newest token, or any Q with :D, the drafts proposed next); 8192@524288 ends a prompt (bounded replay:
+    past the last KV source only the last rows run); 8192@524288c is a piece from a prompt's middle.
+    """
+
+    cases: tyro.conf.Positional[tuple[str, ...]] = ("6@1024",)
+    """what to time"""
+    model: Path | None = None
+    """checkpoint folder (released layout); without it the embedded tiny model"""
+    released: bool = False
+    """the released DeepSeek-V4.1-Flash's shapes, with dummy weights: mostly with --emulate"""
+    repeats: int = 30
+    """timed runs of each case, fewer where these would take more than 3 seconds; all are written"""
+    top: int = 25
+    """kernels to show of each case"""
+    json: Path | None = None
+    """write raw times, parts and kernels to this file"""
+    trace: Path | None = None
+    """write a Chrome/Perfetto trace of the last case to this file"""
+    svg: Path | None = None
+    """draw each case's parts against their floors into this file (needs the bench extra)"""
+    options: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
+
+    def run(self) -> int:
+        if self.repeats < 1:
+            raise ValueError(f"--repeats is {self.repeats}; it must be at least 1")
+        if self.released and self.model is not None:
+            raise ValueError("give --model or --released, not both")
+        config = self.options.checked().engine(RELEASED if self.released else resolve(self.model))
+        if self.svg is not None:
+            from flashstep.bench.picture import draw
+
+        from flashstep.bench.forward import measure
+        from flashstep.bench.results import as_json
+
+        report = measure(
+            config,
+            self.cases,
+            shapes=released() if self.released else None,
+            repeats=self.repeats,
+            trace=self.trace,
+            progress=note,
+        )
+        if self.json is not None:
+            self.json.write_bytes(as_json(report))
+        memory = report.memory
+        OUT.print(f"{report.model}, {report.layout}, on {report.origin.device}")
+        OUT.print(
+            f"loaded in {memory.load_s:.1f} s; {memory.planned_bytes / 1e9:.2f} GB planned, {memory.loaded_bytes / 1e9:.2f} GB "
+            f"loaded; at most {memory.peak_loading_bytes / 1e9:.2f} GB while loading, {memory.peak_bytes / 1e9:.2f} GB after"
+        )
+        for left_out in report.excluded:
+            OUT.print(f"excluded: {left_out}")
+        for case in report.cases:
+            OUT.print(_summary(case))
+            if case.parts:
+                OUT.print(_parts(case))
+                OUT.print(_kernels(case, top=self.top))
+        if self.svg is not None:
+            draw(report, self.svg)
+        return 0
+
+
+def _summary(case: Measured) -> str:
+    samples = case.samples_us
+    text = f"{case.case}: {case.us:,.0f} us ({min(samples):,.0f} to {max(samples):,.0f} of {len(samples)})"
+    if case.floor_us is not None:
+        text += f", floor {case.floor_us:,.0f} us, ratio {case.ratio:.2f}"
+    text += f"; {case.touched_experts:.1f} experts a layer (uniform routing: {case.expected_experts:.1f})"
+    if case.idle_share is not None:
+        text += f"; {case.launches} launches, {100 * case.idle_share:.1f}% idle"
+    return text
+
+
+def _parts(case: Measured) -> Table:
+    table = Table("part", title=case.case, title_justify="left")
+    for name in ("us", "floor us", "ratio", "launches"):
+        table.add_column(name, justify="right")
+    for part in case.parts:
+        table.add_row(
+            part.name,
+            "-" if part.us is None else f"{part.us:,.0f}",
+            "-" if part.floor_us is None else f"{part.floor_us:,.0f}",
+            "-" if part.ratio is None else f"{part.ratio:.2f}",
+            str(part.launches),
+        )
+    return table
+
+
+def _kernels(case: Measured, *, top: int) -> Table:
+    table = Table("kernel", "account", "part")
+    for name in ("calls", "us", "us a call", "share"):
+        table.add_column(name, justify="right")
+    whole = sum(kernel.us for kernel in case.kernels)
+    for kernel in case.kernels[:top]:
+        table.add_row(
+            kernel.name.removeprefix("void ")[:48],
+            kernel.account,
+            kernel.part,
+            str(kernel.calls),
+            f"{kernel.us:,.0f}",
+            f"{kernel.us / kernel.calls:,.1f}",
+            f"{100 * kernel.us / whole:.1f}%",
+        )
+    return table

@@ -1,0 +1,80 @@
+"""``flashstep bench latency``: how long the engine's steps take, for one request or a batch."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tyro
+
+from flashstep.cli.bench_forward import RELEASED
+from flashstep.cli.model import resolve
+from flashstep.cli.terminal import OUT, note, warn_of_synthetic
+from flashstep.config.presets import released
+from flashstep.config.serve import EngineOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchLatency:
+    """Time the engine's steps from its door: random prompts in, tokens out, greedy unless a temperature is given."""
+
+    model: Path | None = None
+    """checkpoint folder (released layout); without it the embedded tiny model"""
+    released: bool = False
+    """the released DeepSeek-V4.1-Flash's shapes, with dummy weights: mostly with --emulate"""
+    input_len: int = 32
+    """tokens of each prompt"""
+    output_len: int = 128
+    """tokens generated for each"""
+    batch_size: int = 1
+    """requests at once"""
+    temperature: float = 0.0
+    """0 takes the most probable token; 1 samples from the model's distribution"""
+    num_iters_warmup: int = 2
+    """rounds that are not counted"""
+    num_iters: int = 5
+    """rounds that are"""
+    output_json: Path | None = None
+    """write every step's time to this file"""
+    options: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
+
+    def run(self) -> int:
+        least = {"input_len": 1, "output_len": 2, "batch_size": 1, "num_iters_warmup": 0, "num_iters": 1}
+        for name, at_least in least.items():
+            if getattr(self, name) < at_least:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} is {getattr(self, name)}; it must be at least {at_least}")
+        if self.released and self.model is not None:
+            raise ValueError("give --model or --released, not both")
+        config = self.options.checked().engine(RELEASED if self.released else resolve(self.model))
+        warn_of_synthetic(config.speculative)
+
+        from flashstep.bench.latency import SHARES, Workload, measure
+        from flashstep.bench.results import as_json
+
+        report = measure(
+            config,
+            Workload(
+                input_len=self.input_len,
+                output_len=self.output_len,
+                batch_size=self.batch_size,
+                temperature=self.temperature,
+            ),
+            shapes=released() if self.released else None,
+            warm_ups=self.num_iters_warmup,
+            rounds=self.num_iters,
+            progress=note,
+        )
+        if self.output_json is not None:
+            self.output_json.write_bytes(as_json(report))
+        OUT.print(f"{report.model}, {report.layout}, on {report.origin.device}")
+        for left_out in report.excluded:
+            OUT.print(f"excluded: {left_out}")
+        first = sorted(item.first_token_us for item in report.rounds)
+        OUT.print(
+            f"first token: {first[len(first) // 2] / 1e3:,.2f} ms (median of {len(first)} rounds)\n"
+            "step: "
+            + ", ".join(f"P{100 * share:g} {report.step_us(share):,.0f} us" for share in SHARES)
+            + "\n"
+            f"{report.tokens_a_step:.2f} tokens a step and request, {report.tokens_a_second:,.1f} tokens/s for each of "
+            f"{self.batch_size}"
+        )
+        return 0

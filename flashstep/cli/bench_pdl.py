@@ -1,0 +1,58 @@
+"""``flashstep bench pdl``: programmatic launches, counted in graphs and timed."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from flashstep.cli.terminal import OUT
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchPdl:
+    """Programmatic edges in captured graphs: how many, what they cost or bring; in pairs of kernels and the router chain."""
+
+    rounds: int = 6
+    """rounds in A B B A order; 21 replays each, of which the median counts"""
+    json: Path | None = None
+    """write every round's time and every graph's counts to this file"""
+
+    def run(self) -> int:
+        if self.rounds < 1:
+            raise ValueError(f"--rounds is {self.rounds}; it must be at least 1")
+        from flashstep.bench.pdl import measure, paired_difference
+
+        table = Table(title="programmatic dependent launch", title_justify="left")
+        for name in (
+            "chain",
+            "arm",
+            "us",
+            "us a unit",
+            "against first arm",
+            "kernels",
+            "edges",
+            "programmatic",
+        ):
+            words = name in ("chain", "arm")
+            table.add_column(name, justify="left" if words else "right", no_wrap=words)
+        measured = list(measure(rounds=self.rounds))
+        first = {item.chain: item for item in reversed(measured)}
+        for item in measured:
+            facts = item.facts
+            table.add_row(
+                item.chain,
+                item.arm,
+                f"{item.median_us:.1f}",
+                f"{item.median_us / item.units:.3f}",
+                f"{paired_difference(first[item.chain].us, item.us):+.2f}",
+                *(
+                    ("", "", "")
+                    if facts is None
+                    else map(str, (facts.kernels, facts.edges, facts.programmatic))
+                ),
+            )
+        OUT.print(table)
+        if self.json is not None:
+            self.json.write_text(json.dumps([asdict(item) for item in measured], indent=1))
+        return 0
