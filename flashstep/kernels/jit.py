@@ -71,7 +71,7 @@ def nvcc() -> str | None:
 
 @functools.cache
 def cuda_library(source: Path) -> ctypes.CDLL:
-    """The library of the CUDA C++ file ``source``, built for sm_90a where the cache has none. RuntimeError where it cannot be."""
+    """The library of the CUDA C++ file ``source``, built for sm_90a where the cache has none. ValueError without a compiler."""
     headers = [header.read_text() for header in sorted(source.parent.glob("*.cuh"))]
     digest = hashlib.sha256("\n".join((source.read_text(), *headers, *NVCC_FLAGS)).encode()).hexdigest()[:16]
     library = Path.home() / ".cache" / "flashstep" / f"{source.stem}-{digest}.so"
@@ -84,7 +84,7 @@ def build(source: Path, library: Path) -> None:
     """Compile ``source`` into ``library``; several processes may do so at once."""
     compiler = nvcc()
     if compiler is None:
-        raise RuntimeError(
+        raise ValueError(
             f"{source.name} must be compiled and no nvcc was found; put CUDA's compiler on PATH"
         )
     library.parent.mkdir(parents=True, exist_ok=True)
