@@ -7,6 +7,8 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
+# Whose torch `make test-gpu` uses: an environment of your own with a CUDA build (.venv has one for CPUs).
+PYTHON ?= python3
 # Two workers, one torch thread each: the tests are many and small.
 WORKERS ?= 2
 PYTEST_ARGS ?=
@@ -32,9 +34,10 @@ serve: $(VENV)/.installed
 test: lint $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-test-gpu: $(VENV)/.installed-dev
-	$(BIN)/pytest tests/kernels $(PYTEST_ARGS)
-	$(BIN)/pytest -m gpu -s tests/e2e tests/bench $(PYTEST_ARGS)
+test-gpu:
+	@$(PYTHON) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("$(PYTHON) has a torch that sees no CUDA device; name another: make test-gpu PYTHON=...")'
+	$(PYTHON) -m pytest tests/kernels $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -m gpu -s tests/e2e tests/bench tests/model $(PYTEST_ARGS)
 
 check: lint $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not gpu and not gpus and not slow" $(PYTEST_ARGS)

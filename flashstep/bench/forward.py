@@ -29,6 +29,7 @@ from flashstep.bench.timeline import (
     own_times,
     phase,
     steady,
+    trace_host,
 )
 from flashstep.cache.budget import plan_cache
 from flashstep.cache.groups import CacheGroups
@@ -44,7 +45,7 @@ from flashstep.runner.decode import Form
 from flashstep.runner.memory import loaded_bytes
 
 WARM_UPS = 3
-LONGEST_S, FEWEST = 3.0, 3  # a case is timed for no longer, but so often
+LONGEST_S, FEWEST = 3.0, 3  # a case is timed for no longer, but so often, unless fewer are wanted
 IN_A_ROW = 3  # replays under the profiler, of which the middle one counts
 ROOM = 1024  # tokens that a request may grow by while its steps are replayed
 FLOOR_NAMES = {"mHC weights": MHC, "mHC streams": MHC}
@@ -177,7 +178,7 @@ class Bench:
         on_gpu = self._device.type == "cuda"
         timed = _device_times if on_gpu else _host_times
         (one,) = timed(work.run, 1)
-        samples = timed(work.run, max(min(self._repeats, int(1e6 * LONGEST_S / one)), FEWEST))
+        samples = timed(work.run, min(self._repeats, max(int(1e6 * LONGEST_S / one), FEWEST)))
         known = self._floors(case) if on_gpu else {}
         touched = self._touched(work)
         measured = Measured(
@@ -190,8 +191,10 @@ class Bench:
             expected_experts=floors.Sizes(self._whole, self._built.layout).touched(case.requests * case.rows),
         )
         if not on_gpu:
+            if trace is not None:
+                trace_host(work.run, trace)
             return measured
-        apart = launched(work.apart)
+        apart = launched(work.apart, trace=None if work.is_graph else trace)
         if not work.is_graph:
             return self._taken_apart(measured, apart, known)
 

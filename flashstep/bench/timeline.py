@@ -76,6 +76,13 @@ def launched(work: Callable[[], object], *, trace: Path | None = None) -> list[L
     return _launched(events)
 
 
+def trace_host(work: Callable[[], object], file: Path) -> None:
+    """Write what ``work`` does on a CPU, op by op, as a Chrome/Perfetto trace."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        work()
+    profiler.export_chrome_trace(str(file))
+
+
 def _launched(events: list[dict[str, Any]]) -> list[Launched]:
     kernels = sorted((e for e in events if e.get("cat") in ON_DEVICE), key=lambda e: e["ts"])
     launches = {

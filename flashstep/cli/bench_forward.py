@@ -3,16 +3,25 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import tyro
 from rich.table import Table
 
 from flashstep.bench.results import Measured
 from flashstep.cli.model import resolve
-from flashstep.cli.terminal import OUT, note
+from flashstep.cli.terminal import OUT, note, require_folders
+from flashstep.config.engine import EngineConfig
 from flashstep.config.presets import released
 from flashstep.config.serve import EngineOptions
 
 RELEASED = Path("DeepSeek-V4.1-Flash")
+
+
+def engine_config(options: EngineOptions, model: Path | None, *, is_released: bool) -> EngineConfig:
+    """The engine to measure; the released shapes come without a checkpoint, so with dummy weights."""
+    if is_released:
+        return msgspec.structs.replace(options, load_format="dummy").checked().engine(RELEASED)
+    return options.checked().engine(resolve(model))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +56,16 @@ class BenchForward:
             raise ValueError(f"--repeats is {self.repeats}; it must be at least 1")
         if self.released and self.model is not None:
             raise ValueError("give --model or --released, not both")
-        config = self.options.checked().engine(RELEASED if self.released else resolve(self.model))
+        require_folders({"--json": self.json, "--trace": self.trace, "--svg": self.svg})
+        config = engine_config(self.options, self.model, is_released=self.released)
         if self.svg is not None:
             from flashstep.bench.picture import draw
+            from flashstep.kernels.device import pick_device
+
+            if pick_device(config.device).type != "cuda":
+                raise ValueError(
+                    "--svg draws the parts of a step, and only a CUDA device tells them; leave it out"
+                )
 
         from flashstep.bench.forward import measure
         from flashstep.bench.results import as_json

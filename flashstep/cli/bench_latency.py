@@ -5,9 +5,8 @@ from pathlib import Path
 
 import tyro
 
-from flashstep.cli.bench_forward import RELEASED
-from flashstep.cli.model import resolve
-from flashstep.cli.terminal import OUT, note, warn_of_synthetic
+from flashstep.cli.bench_forward import engine_config
+from flashstep.cli.terminal import OUT, note, require_folders, warn_of_synthetic
 from flashstep.config.presets import released
 from flashstep.config.serve import EngineOptions
 
@@ -44,7 +43,8 @@ class BenchLatency:
                 raise ValueError(f"{flag} is {getattr(self, name)}; it must be at least {at_least}")
         if self.released and self.model is not None:
             raise ValueError("give --model or --released, not both")
-        config = self.options.checked().engine(RELEASED if self.released else resolve(self.model))
+        require_folders({"--output-json": self.output_json})
+        config = engine_config(self.options, self.model, is_released=self.released)
         warn_of_synthetic(config.speculative)
 
         from flashstep.bench.latency import SHARES, Workload, measure

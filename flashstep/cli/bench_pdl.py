@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from flashstep.cli.terminal import OUT
+from flashstep.cli.terminal import OUT, require_folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ class BenchPdl:
     def run(self) -> int:
         if self.rounds < 1:
             raise ValueError(f"--rounds is {self.rounds}; it must be at least 1")
+        require_folders({"--json": self.json})
         from flashstep.bench.pdl import measure, paired_difference
 
         table = Table(title="programmatic dependent launch", title_justify="left")

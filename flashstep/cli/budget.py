@@ -27,6 +27,13 @@ class Budget:
     def run(self) -> int:
         if self.released and self.model is not None:
             raise ValueError("give MODEL or --released, not both")
+        if self.device_memory_bytes is not None:
+            if self.device_memory_bytes < 1:
+                raise ValueError(
+                    f"--device-memory-bytes is {self.device_memory_bytes}; it must be at least 1"
+                )
+            if self.options.device == "cpu":
+                raise ValueError("--device-memory-bytes plans for a GPU, and --device is cpu; leave one out")
         folder = Path("DeepSeek-V4.1-Flash") if self.released else self.model or tiny_model()
         model = released() if self.released else ModelConfig.read(folder)
 

@@ -28,6 +28,11 @@ class Serve:
     def run(self) -> int:
         started = time.monotonic()
         config = self.options.checked()
+        if config.emulate is not None:
+            raise ValueError(
+                f"--emulate {config.emulate} has a part of the vocabulary and random weights: nothing that could be served; "
+                "measure it with `flashstep bench forward` or `bench latency`"
+            )
         folder = resolve(self.model)
         names = config.served_model_name or (served_name(folder),)
         from flashstep.engine.launch import start_engine

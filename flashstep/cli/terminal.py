@@ -1,7 +1,8 @@
 """What commands show: results on stdout, everything else (progress, notes) on stderr."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 
@@ -27,6 +28,17 @@ def waiting(text: str) -> Generator[None]:
     else:
         note(f"{text} ...")
         yield
+
+
+def require_folders(outputs: Mapping[str, Path | None]) -> None:
+    """Before anything long begins: ``ValueError`` for each file, by its flag, that could not be written at the end."""
+    wrong = [
+        f"{flag} is {path}; there is no folder {path.parent}"
+        for flag, path in outputs.items()
+        if path is not None and not path.parent.is_dir()
+    ]
+    if wrong:
+        raise ValueError("; ".join(wrong))
 
 
 def warn_of_synthetic(options: SpeculativeOptions | None) -> None:

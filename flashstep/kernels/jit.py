@@ -84,9 +84,7 @@ def build(source: Path, library: Path) -> None:
     """Compile ``source`` into ``library``; several processes may do so at once."""
     compiler = nvcc()
     if compiler is None:
-        raise ValueError(
-            f"{source.name} must be compiled and no nvcc was found; put CUDA's compiler on PATH"
-        )
+        raise ValueError(f"{source.name} must be compiled and no nvcc was found; put CUDA's compiler on PATH")
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name

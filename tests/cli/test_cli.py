@@ -143,14 +143,14 @@ def test_budget_of_a_rank_on_a_gpu_of_a_given_size(capsys: pytest.CaptureFixture
 
 
 def test_bench_forward_writes_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, picture = tmp_path / "forward.json", tmp_path / "forward.svg"
+    file, trace = tmp_path / "forward.json", tmp_path / "forward.trace"
     options = (
         "--repeats",
         "2",
         "--json",
         str(file),
-        "--svg",
-        str(picture),
+        "--trace",
+        str(trace),
         "--load-format",
         "dummy",
         "--emulate",
@@ -159,10 +159,10 @@ def test_bench_forward_writes_what_it_measured(tmp_path: Path, capsys: pytest.Ca
     assert main(["bench", "forward", "2*6@40", "30@20c", *options]) == 0
     told = capsys.readouterr().out
     assert "dep4:1" in told and "excluded: dispatch of rows" in told and "2*6@40:5: " in told
-    assert '"1*30@20c"' in file.read_text() and picture.read_text().startswith("<?xml")
+    assert '"1*30@20c"' in file.read_text() and "traceEvents" in trace.read_text()
     assert main(["bench", "forward", "six"]) == 2
     assert "it is written [N*]Q[@K][c][:D]" in capsys.readouterr().err
-    assert main(["bench", "forward", "--released"]) == 2, "there is no checkpoint of that name"
+    assert main(["bench", "forward", "--released", "--device", "cpu"]) == 2, "it fits no machine's memory"
 
 
 def test_bench_latency_tells_percentiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,6 +172,23 @@ def test_bench_latency_tells_percentiles(tmp_path: Path, capsys: pytest.CaptureF
     assert "P99" in capsys.readouterr().out and '"steps_us"' in file.read_text()
     assert main(["bench", "latency", "--output-len", "1"]) == 2
     assert "--output-len is 1; it must be at least 2" in capsys.readouterr().err
+
+
+def test_what_a_bench_cannot_write_is_told_before_it_measures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = str(tmp_path / "missing" / "file")
+    assert main(["bench", "forward", "--json", nowhere, "--trace", nowhere]) == 2
+    told = capsys.readouterr().err
+    assert "--json is" in told and "--trace is" in told and "there is no folder" in told
+    assert main(["bench", "latency", "--output-json", nowhere]) == 2
+    assert main(["bench", "forward", "--device", "cpu", "--svg", str(tmp_path / "a.svg")]) == 2
+    assert "--svg draws the parts" in capsys.readouterr().err
+
+
+def test_an_emulated_rank_is_not_served(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--emulate", "tp2:0", "--load-format", "dummy"]) == 2
+    assert "bench latency" in capsys.readouterr().err
 
 
 def test_emulation_needs_dummy_weights(capsys: pytest.CaptureFixture[str]) -> None:
