@@ -79,6 +79,11 @@ def measure(
     """Build the engine that ``config`` says and run ``workload`` again and again; prompts differ, so that nothing is cached."""
     model = shapes or ModelConfig.read(config.model)
     longest = workload.input_len + workload.output_len
+    if longest > model.max_position_embeddings:
+        raise ValueError(
+            f"--input-len {workload.input_len} and --output-len {workload.output_len} make {longest} tokens; "
+            f"the model's positions end at {model.max_position_embeddings}"
+        )
     config = msgspec.structs.replace(
         config,
         max_num_seqs=max(workload.batch_size, 1),

@@ -12,13 +12,34 @@ from flashstep.cli.model import resolve
 from flashstep.cli.terminal import OUT, note, require_folders
 from flashstep.config.engine import EngineConfig
 from flashstep.config.presets import released
-from flashstep.config.serve import EngineOptions
+from flashstep.config.serve import EngineOptions, changed_options
 
 RELEASED = Path("DeepSeek-V4.1-Flash")
+DECIDED = frozenset(
+    {
+        "--max-num-seqs",
+        "--max-num-batched-tokens",
+        "--max-model-len",
+        "--kv-cache-memory-bytes",
+        "--gpu-memory-utilization",
+        "--num-gpu-blocks-override",
+        "--enable-prefix-caching",
+        "--prefix-hit-policy",
+        "--enforce-eager",
+    }
+)
 
 
-def engine_config(options: EngineOptions, model: Path | None, *, is_released: bool) -> EngineConfig:
-    """The engine to measure; the released shapes come without a checkpoint, so with dummy weights."""
+def engine_config(
+    options: EngineOptions, model: Path | None, *, is_released: bool, decided: frozenset[str]
+) -> EngineConfig:
+    """The engine to measure; the released shapes come without a checkpoint, so with dummy weights.
+
+    ``decided`` are the flags that the measurement sets itself: ``ValueError`` if one was given.
+    """
+    given = [flag for flag in changed_options(options) if flag in decided]
+    if given:
+        raise ValueError(f"{', '.join(given)}: what is measured decides that; leave it out")
     if is_released:
         return msgspec.structs.replace(options, load_format="dummy").checked().engine(RELEASED)
     return options.checked().engine(resolve(model))
@@ -57,7 +78,7 @@ class BenchForward:
         if self.released and self.model is not None:
             raise ValueError("give --model or --released, not both")
         require_folders({"--json": self.json, "--trace": self.trace, "--svg": self.svg})
-        config = engine_config(self.options, self.model, is_released=self.released)
+        config = engine_config(self.options, self.model, is_released=self.released, decided=DECIDED)
         if self.svg is not None:
             from flashstep.bench.picture import draw
             from flashstep.kernels.device import pick_device

@@ -10,6 +10,8 @@ from flashstep.cli.terminal import OUT, note, require_folders, warn_of_synthetic
 from flashstep.config.presets import released
 from flashstep.config.serve import EngineOptions
 
+DECIDED = frozenset({"--max-num-seqs", "--max-model-len", "--enable-prefix-caching"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchLatency:
@@ -44,7 +46,7 @@ class BenchLatency:
         if self.released and self.model is not None:
             raise ValueError("give --model or --released, not both")
         require_folders({"--output-json": self.output_json})
-        config = engine_config(self.options, self.model, is_released=self.released)
+        config = engine_config(self.options, self.model, is_released=self.released, decided=DECIDED)
         warn_of_synthetic(config.speculative)
 
         from flashstep.bench.latency import SHARES, Workload, measure
