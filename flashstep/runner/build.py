@@ -142,6 +142,7 @@ def build(
         token_map=token_map.fingerprint,
         planned_bytes=loaded_bytes(memory),
         measured_bytes=measured_bytes,
+        batch_invariant=device.type == "cpu" or config.batch_invariant,
         **({} if config.emulate is None else {"emulates": layout.name, "excluded": Rank(layout).excluded}),
     )
     draft = (
