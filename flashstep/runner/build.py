@@ -7,7 +7,7 @@ with all reasons. Nothing below this file reads an EngineConfig.
 import contextlib
 import hashlib
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from flashstep.engram.table import EngramTable
 from flashstep.engram.token_map import TokenMap
 from flashstep.kernels import Ops, choices, choose_ops
 from flashstep.kernels.device import memory_bytes, pick_device
+from flashstep.kernels.registry import Choice
 from flashstep.model.transformer import Transformer
 from flashstep.parallel.layout import WHOLE, Layout
 from flashstep.parallel.rank import Rank
@@ -306,10 +307,15 @@ def _decode(
     return DecodeStep(model, state=state, ops=ops, token_map_V=token_map_V, speculation=facts.speculation)
 
 
+def waits_for_host(chosen: Mapping[str, Choice]) -> list[str]:
+    """The ops of which a plain reference was chosen over a faster row; what has no other row, models do not call on a GPU."""
+    return sorted(op for op, choice in chosen.items() if choice.chosen.is_reference and choice.passed_over)
+
+
 def _capture(decode: DecodeStep, config: EngineConfig, *, device: torch.device) -> None:
     """CUDA graphs of every number of requests, unless the user does not want them or an op cannot be captured."""
     chosen = choices(device, kernels=config.kernels, batch_invariant=config.batch_invariant)
-    waiting = sorted(op for op, choice in chosen.items() if choice.chosen.is_reference)
+    waiting = waits_for_host(chosen)
     if config.enforce_eager or waiting:
         reason = (
             "--enforce-eager"

@@ -2,15 +2,19 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import flashstep
 from flashstep.config.engine import EngineConfig
 from flashstep.config.engram import EngramOptions
 from flashstep.config.errors import ConfigError
-from flashstep.runner.build import build_runner
+from flashstep.kernels import TABLE
+from flashstep.kernels.registry import Switch, choose
+from flashstep.runner.build import build_runner, waits_for_host
 from flashstep.runner.runner import ModelRunner
 from tests.runner.conftest import write_tokenizer
 from tests.runner.plans import Hand
@@ -112,3 +116,22 @@ def test_progress_is_reported(folder: Path) -> None:
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "nowhere")[0]
+
+
+def test_graphs_are_made_where_every_op_that_a_model_calls_has_a_fast_row() -> None:
+    hopper = frozenset({"cuda", "sm90", "nvcc"})
+    assert not waits_for_host(choose(TABLE, facts=hopper, switch=Switch()))
+    forced = choose(TABLE, facts=hopper, switch=Switch(ops=frozenset({"gemm.lin8"})))
+    assert waits_for_host(forced) == ["gemm.lin8"]
+    assert "gemm.lin8" in waits_for_host(choose(TABLE, facts=frozenset({"cuda"}), switch=Switch()))
+
+
+def test_what_has_only_a_reference_is_called_by_references_alone() -> None:
+    rows = Counter(row.op for row in TABLE)
+    alone = [op.partition(".")[2] for op, count in rows.items() if count == 1]
+    package = Path(flashstep.__file__).parent
+    files = [
+        file for part in ("model", "engram", "runner", "speculate") for file in (package / part).glob("*.py")
+    ]
+    called = [(file.name, op) for file in files for op in alone if f".{op}(" in file.read_text()]
+    assert alone and not called
