@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flashstep.bench.graph import CapturedGraph, GraphFacts
 from flashstep.kernels import choose_ops
-from flashstep.kernels.jit import cuda_library, programmatic, without_programmatic_launches
+from flashstep.kernels.jit import cuda_library, launched, programmatic, without_programmatic_launches
 
 SOURCE = Path(__file__).with_suffix(".cu")
 PAIRS = 48
@@ -85,8 +85,8 @@ def _pairs(*, rounds: int) -> list[Measured]:
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             address, count = ctypes.c_void_p(x.data_ptr()), ctypes.c_int(FLOATS)
             for pair in range(PAIRS):
-                _launched(produce(address, count, ctypes.c_int(producer_way), stream))
-                _launched(consume(address, count, ctypes.c_int(others if pair else first), stream))
+                launched("produce", produce(address, count, ctypes.c_int(producer_way), stream))
+                launched("consume", consume(address, count, ctypes.c_int(others if pair else first), stream))
 
         return work
 
@@ -154,7 +154,8 @@ def router_chain(
             _, weights_TK = moe.route(
                 inputs[layer], gate, bias_E=bias_E, count=count, scale=1.0, temperature=1.0, scoring=scoring
             )
-            _launched(
+            launched(
+                "consume_rows",
                 library.consume_rows(
                     ctypes.c_void_p(inputs[0].data_ptr()),
                     ctypes.c_void_p(weights_TK.data_ptr()),
@@ -164,7 +165,7 @@ def router_chain(
                     count,
                     way,
                     ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
-                )
+                ),
             )
 
     return work, inputs
@@ -197,8 +198,3 @@ def _warm_up() -> None:
     for _ in range(300):  # about 0.1 s: the clocks come up before anything is timed
         torch.mm(matrix, matrix)
     torch.cuda.current_stream().synchronize()
-
-
-def _launched(status: int) -> None:
-    if status:
-        raise RuntimeError(f"a kernel of {SOURCE.name} did not launch: CUDA error {status}")

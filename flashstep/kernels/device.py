@@ -1,5 +1,6 @@
 """Which device there is and what it can do: the only place that asks. Gives facts ("cuda", "sm90", ...); knows no kernel."""
 
+import functools
 import shutil
 
 import torch
@@ -48,3 +49,9 @@ def device_facts(device: torch.device, *, batch_invariant: bool = False) -> froz
     major, minor = torch.cuda.get_device_capability(device)  # noqa: TID251 - this is the place that asks
     facts = {"cuda", f"sm{major}{minor}"} | ({NVCC} if shutil.which(NVCC) else set())
     return frozenset(facts if batch_invariant else facts | {ANY_ORDER})
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors a CUDA ``device`` has; asked once, as launches ask on the way."""
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -78,6 +79,21 @@ def cuda_library(source: Path) -> ctypes.CDLL:
     if not library.is_file():
         build(source, library)
     return ctypes.CDLL(str(library))
+
+
+def c_argument(value: Any) -> Any:
+    """``value`` as a C launcher takes it: a tensor by its address, None as no address, a float, an int; C numbers as they are."""
+    if value is None or isinstance(value, torch.Tensor):
+        return ctypes.c_void_p(None if value is None else value.data_ptr())
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    return ctypes.c_int(value) if isinstance(value, int) else value
+
+
+def launched(what: str, error: int) -> None:
+    """What every launcher's status goes through: ``RuntimeError`` if CUDA refused ``what``."""
+    if error:
+        raise RuntimeError(f"{what} did not launch: CUDA error {error}")
 
 
 def build(source: Path, library: Path) -> None:

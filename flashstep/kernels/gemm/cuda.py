@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flashstep.kernels.gemm import triton as plain
-from flashstep.kernels.jit import cuda_library, programmatic
+from flashstep.kernels.jit import cuda_library, launched, programmatic
 from flashstep.quant import e8m0, fp8_block
 from flashstep.quant.tensor import QuantTensor
 
@@ -72,7 +72,8 @@ class Weight8:
         """bf16 [G * O, I], exactly."""
         groups = self.blocks.shape[0]
         out = torch.empty(groups * self.outputs, self.inputs, dtype=torch.bfloat16, device=self.blocks.device)
-        _check(
+        launched(
+            "expand",
             _library().expand(
                 self.blocks.data_ptr(),
                 out.data_ptr(),
@@ -81,7 +82,7 @@ class Weight8:
                 self.inputs,
                 self.row_scales,
                 torch.cuda.current_stream(out.device).cuda_stream,
-            )
+            ),
         )
         return out
 
@@ -271,7 +272,7 @@ def _launch(x_TGI: Tensor, weight: Tensor, out_TGO: Tensor, *, cut: Cut, form: i
         programmatic=programmatic(x_TGI.device),
         stream=torch.cuda.current_stream(x_TGI.device).cuda_stream,
     )
-    _check(_library().linear(ctypes.byref(call)))
+    launched("linear", _library().linear(ctypes.byref(call)))
 
 
 def _shared_bytes(tile_rows: int, *, programs: int, chunks: int, form: int) -> int:
@@ -315,12 +316,9 @@ class _Call(ctypes.Structure):
 
 
 @functools.cache
+@functools.cache  # every launch comes by
 def _library() -> ctypes.CDLL:
     library = cuda_library(SOURCE)
     library.linear.argtypes = (ctypes.POINTER(_Call),)
     library.expand.argtypes = (*[ctypes.c_void_p] * 2, *[ctypes.c_int] * 4, ctypes.c_void_p)
     return library
-
-
-def _check(error: int) -> None:
-    assert error == 0, f"linear.cu: CUDA error {error}"

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashstep.kernels.device import multiprocessors
 from flashstep.kernels.indexer import IndexRows, Planes, triton
-from flashstep.kernels.jit import cuda_library, programmatic
+from flashstep.kernels.jit import c_argument, cuda_library, launched, programmatic
 
 SCORE, CHOOSE = (Path(__file__).with_name(name) for name in ("score.cu", "choose.cu"))
 HEADS, CHANNELS, MEMBERS = 32, 128, 8
@@ -174,7 +175,7 @@ def _scores(
             run,
             least,
             _scale(),
-            _multiprocessors(device),
+            multiprocessors(device),
             device=device,
         )
     return scores, best
@@ -219,7 +220,7 @@ def _chosen(
             candidates_TM.shape[1] if candidates_TM is not None else 0,
             members,
             parts,
-            MOST_THREADS if rows * parts <= 2 * _multiprocessors(out.device) else THREADS,
+            MOST_THREADS if rows * parts <= 2 * multiprocessors(out.device) else THREADS,
             device=out.device,
         )
     return out
@@ -287,20 +288,8 @@ def _scale() -> float:
     return CHANNELS**-0.5 * HEADS**-0.5
 
 
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _launch(function: Any, *arguments: Any, device: torch.device) -> None:
     """Call a launcher of the library: tensors by address, floats as such, the attribute and the stream last."""
     stream = torch.cuda.current_stream(device).cuda_stream
-    error = function(*map(_argument, arguments), ctypes.c_int(programmatic(device)), ctypes.c_void_p(stream))
-    assert error == 0, f"{function.__name__}: CUDA error {error}"
-
-
-def _argument(value: Any) -> Any:
-    if value is None or isinstance(value, Tensor):
-        return ctypes.c_void_p(None if value is None else value.data_ptr())
-    if isinstance(value, float):
-        return ctypes.c_float(value)
-    return value if isinstance(value, ctypes.c_int64) else ctypes.c_int(value)
+    error = function(*map(c_argument, arguments), ctypes.c_int(programmatic(device)), ctypes.c_void_p(stream))
+    launched(function.__name__, error)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashstep.kernels.jit import cuda_library, programmatic
+from flashstep.kernels.jit import cuda_library, launched, programmatic
 from flashstep.kernels.mhc import Entered, Hidden, triton
 
 SOURCE = Path(__file__).with_name("boundary.cu")
@@ -132,7 +132,7 @@ def leave(
         error = cuda_library(SOURCE).flashstep_leave(
             ctypes.byref(arguments), chosen, count, int(programmatic(x_TSD.device)), _cuda_stream(x_TSD)
         )
-        assert error == 0, f"CUDA error {error}"
+        launched("flashstep_leave", error)
     return hidden_RD, normed_RD
 
 
@@ -178,7 +178,7 @@ def _launch_boundary(
         error = cuda_library(SOURCE).flashstep_boundary(
             ctypes.byref(arguments), clusters, int(programmatic(x_TSD.device)), _cuda_stream(x_TSD)
         )
-        assert error == 0, f"CUDA error {error}"
+        launched("flashstep_boundary", error)
     return out_TSD, Entered(next_TM, Hidden(plain_TD, quantised_TD), mean_TD)
 
 

@@ -6,14 +6,14 @@ Every output is one chain of the same sums over the inputs: a row's result depen
 """
 
 import ctypes
-import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flashstep.kernels.jit import cuda_library, programmatic
+from flashstep.kernels.device import multiprocessors
+from flashstep.kernels.jit import c_argument, cuda_library, launched, programmatic
 from flashstep.kernels.moe.triton import GATE_CHUNK, gate_sums
 from flashstep.quant import e2m1, mxfp4
 from flashstep.quant.tensor import QuantTensor
@@ -130,7 +130,7 @@ def route(
     launch = _Launch(device)
     last = (experts, count, float(scale), float(temperature), int(scoring == SOFTMAX))
     chunks = -(-width // GATE_CHUNK)
-    if rows <= ROUTED_TOGETHER and chunks * -(-experts // ROUTED_EXPERTS) <= 3 * _multiprocessors(device):
+    if rows <= ROUTED_TOGETHER and chunks * -(-experts // ROUTED_EXPERTS) <= 3 * multiprocessors(device):
         sums_CTE = torch.empty(chunks, rows, experts, dtype=torch.float32, device=device)
         out = (experts_TK, weights_TK, rows, width)
         launch(library.moe_route, x_TD, gate.weight, bias_E, sums_CTE, gate.arrived, *out, *last)
@@ -198,7 +198,7 @@ def experts(
             float(limit),
             int(out is y_PD),
             bound,
-            _multiprocessors(x.device),
+            multiprocessors(x.device),
         )
     launch(cuda_library(AROUND).moe_combine, y_PD, experts_TK, shared_TD, out_TD, rows, width, count)
     return out_TD
@@ -217,21 +217,8 @@ class _Launch:
         self._tail = (ctypes.c_void_p(stream), ctypes.c_int(int(programmatic(device))))
 
     def __call__(self, function: Any, *arguments: Tensor | int | float | None) -> None:
-        error = function(*(_argument(argument) for argument in arguments), *self._tail)
-        assert error == 0, f"{function.__name__} gave CUDA error {error}"
-
-
-def _argument(value: Tensor | int | float | None) -> Any:
-    if value is None:
-        return ctypes.c_void_p(None)
-    if isinstance(value, Tensor):
-        return ctypes.c_void_p(value.data_ptr())
-    return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int(value)
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+        error = function(*(c_argument(argument) for argument in arguments), *self._tail)
+        launched(function.__name__, error)
 
 
 def _arranged(weight: QuantTensor, up: QuantTensor | None) -> Weight4:
@@ -256,6 +243,6 @@ def _arranged(weight: QuantTensor, up: QuantTensor | None) -> Weight4:
     ]
     arguments = (*sources, data, experts, rows, inputs, tiles, steps)
     stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-    error = cuda_library(AROUND).moe_arrange(*(_argument(argument) for argument in arguments), stream)
-    assert error == 0, f"moe_arrange gave CUDA error {error}"
+    error = cuda_library(AROUND).moe_arrange(*(c_argument(argument) for argument in arguments), stream)
+    launched("moe_arrange", error)
     return Weight4(data, outputs, inputs)
