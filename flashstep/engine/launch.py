@@ -47,15 +47,17 @@ class EngineProcess:
         return self._process.exitcode
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int | None:
-        """SIGTERM, wait, SIGKILL if it does not end; remove the sockets. Returns the exit code."""
-        if self._process.is_alive():
-            self._process.terminate()
-        self._process.join(timeout_s)
-        if self._process.is_alive():
-            log.warning("killed: it did not end in time", pid=self.pid)
-            self._process.kill()
-            self._process.join()
-        self.addresses.remove()
+        """SIGTERM, wait, SIGKILL if it does not end; and, whatever cuts the wait, remove the sockets. Gives the exit code."""
+        try:
+            if self._process.is_alive():
+                self._process.terminate()
+            self._process.join(timeout_s)
+        finally:
+            if self._process.is_alive():
+                log.warning("killed: it did not end in time", pid=self.pid)
+                self._process.kill()
+                self._process.join()
+            self.addresses.remove()
         return self._process.exitcode
 
     def __enter__(self) -> "EngineProcess":

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -169,3 +170,15 @@ async def test_sigterm_while_building_ends_at_once():
         with pytest.raises(EngineDied):
             await starting
         client.close()
+
+
+def test_a_second_signal_while_a_stuck_engine_is_waited_for_leaves_nothing_behind():
+    process = start_engine(fake.config(), build=fake.build, log_level="error")
+    os.kill(process.pid, signal.SIGSTOP)  # it will not see SIGTERM
+    second = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    second.start()
+    with pytest.raises(KeyboardInterrupt):
+        process.stop(timeout_s=30)
+    second.join()
+    assert process.exit_code == -signal.SIGKILL
+    assert not is_running(process.pid) and not Path(process.addresses.folder).exists()
