@@ -23,7 +23,6 @@ WITHOUT_FLOOR = (CASTS, SAMPLING, GLUE)
 FAMILIES = {
     "attention": SPARSE,
     "indexer": SCAN,
-    "compressor": PROJECTIONS,
     "mhc": MHC,
     "fused": CASTS,
     "engram": ENGRAM,

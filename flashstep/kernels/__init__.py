@@ -10,7 +10,6 @@ import torch
 
 from flashstep.kernels.attention import Attention
 from flashstep.kernels.cast import Cast
-from flashstep.kernels.compressor import Compressor
 from flashstep.kernels.decode import Decode
 from flashstep.kernels.device import device_facts
 from flashstep.kernels.engram import Engram
@@ -28,7 +27,6 @@ TABLE: tuple[Implementation, ...] = (
     *NormRope.TABLE,
     *Cast.TABLE,
     *Mhc.TABLE,
-    *Compressor.TABLE,
     *Indexer.TABLE,
     *Attention.TABLE,
     *Moe.TABLE,
@@ -47,7 +45,6 @@ class Ops:
     norm_rope: NormRope
     cast: Cast
     mhc: Mhc
-    compressor: Compressor
     indexer: Indexer
     attention: Attention
     moe: Moe
@@ -76,7 +73,6 @@ def choose_ops(device: torch.device, *, kernels: str = AUTO, batch_invariant: bo
         norm_rope=NormRope(loaded),
         cast=Cast(loaded),
         mhc=Mhc(loaded),
-        compressor=Compressor(loaded),
         indexer=Indexer(loaded),
         attention=Attention(loaded),
         moe=Moe(loaded),

@@ -308,8 +308,8 @@ def _decode(
 
 
 def waits_for_host(chosen: Mapping[str, Choice]) -> list[str]:
-    """The ops of which a plain reference was chosen over a faster row; what has no other row, models do not call on a GPU."""
-    return sorted(op for op, choice in chosen.items() if choice.chosen.is_reference and choice.passed_over)
+    """The ops of which the plain reference was chosen."""
+    return sorted(op for op, choice in chosen.items() if choice.chosen.is_reference)
 
 
 def _capture(decode: DecodeStep, config: EngineConfig, *, device: torch.device) -> None:

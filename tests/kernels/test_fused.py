@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from flashstep.kernels.cast import reference as cast
-from flashstep.kernels.compressor import reference as compressor
 from flashstep.kernels.engram import Hashing
 from flashstep.kernels.engram import reference as engram
 from flashstep.kernels.fused import Fused, reference
@@ -248,8 +247,8 @@ def test_publish_pairs_under_any_cut(
         latent = fused.publish_pairs(x, w, planes=got[0], **stores, **ring)
         fused.store_key_and_tail(key, key_weight, planes=got[1], product_TX=x, **stores, **ring)
         both = x[:, :channels], x[:, channels:]
-        pooled = compressor.pool_pairs(*both, tail=other, slot_T=slot, positions_T=at)
-        compressor.store_tail(*both, tail=other, slot_T=slot, positions_T=at)
+        pooled = reference.pool_pairs(*both, tail=other, slot_T=slot, positions_T=at)
+        reference.store_tail(*both, tail=other, slot_T=slot, positions_T=at)
         normed = norm_rope.rms(pooled, w, eps=EPS)
         cast.store_nvfp4(norm_rope.rotate(normed, cos, sin), want[0], slot_T=entry)
         normed_key = norm_rope.rms(key, key_weight, eps=EPS)

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from flashstep.kernels.compressor import Compressor, reference
-from tests.kernels.implementations import DEVICE, families
+from flashstep.kernels.fused import reference
+from tests.kernels.implementations import DEVICE
 
-pytestmark = pytest.mark.parametrize("compressor", families(Compressor))
 LENGTH, CHANNELS, SLOTS, RING = 40, 16, 3, 8
 
 
@@ -16,21 +15,13 @@ def rows(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return both[:, :CHANNELS], both[:, CHANNELS:]  # halves of one product, as in the model
 
 
-def check(compressor: Compressor, got: torch.Tensor, want: torch.Tensor) -> None:
-    """The reference is held to equality, a row that adds in fp32 to one step of bf16."""
-    if compressor._loaded["pool_pairs"] is reference.pool_pairs:
-        assert torch.equal(got, want)
-    else:
-        torch.testing.assert_close(got, want, rtol=2.0**-7, atol=1e-6)
-
-
 def pooled(value: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
     """bf16 [LENGTH / 2, C]: softmax over the pair, said differently."""
     weights = torch.softmax(score.double().unflatten(0, (-1, 2)), dim=1)
     return (value.double().unflatten(0, (-1, 2)) * weights).sum(1).bfloat16()
 
 
-def run(compressor: Compressor, pieces: list[tuple[int, int, int]], data: dict) -> dict:
+def run(pieces: list[tuple[int, int, int]], data: dict) -> dict:
     """Steps of (slot, start, stop) runs -> the closed rows by (slot, position)."""
     tail = torch.full((SLOTS, RING, 2, CHANNELS), float("nan"), device=DEVICE)
     closed = {}
@@ -40,8 +31,8 @@ def run(compressor: Compressor, pieces: list[tuple[int, int, int]], data: dict) 
         slot_T = torch.cat([torch.full((stop - start,), slot) for slot, start, stop in step]).to(DEVICE)
         positions = torch.cat([torch.arange(start, stop) for _, start, stop in step]).to(DEVICE)
         place = {"tail": tail, "slot_T": slot_T, "positions_T": positions}
-        out = compressor.pool_pairs(value, score, **place)
-        compressor.store_tail(value, score, **place)
+        out = reference.pool_pairs(value, score, **place)
+        reference.store_tail(value, score, **place)
         assert not out[positions % 2 == 0].any()
         closed |= {(int(s), int(p)): row for s, p, row in zip(slot_T, positions, out, strict=True) if p % 2}
     return closed
@@ -61,16 +52,16 @@ CUTS = {
 
 
 @pytest.mark.parametrize("cuts", CUTS)
-def test_pool_pairs_and_store_tail_under_any_cut(compressor: Compressor, cuts: str) -> None:
+def test_pool_pairs_and_store_tail_under_any_cut(cuts: str) -> None:
     data = {slot: rows(slot) for slot in (0, 2)}
-    closed = run(compressor, CUTS[cuts], data)
+    closed = run(CUTS[cuts], data)
     for slot in {slot for step in CUTS[cuts] for slot, _, _ in step}:
         want = pooled(*data[slot])
         for group in range(LENGTH // 2):
-            check(compressor, closed[slot, 2 * group + 1], want[group])
+            assert torch.equal(closed[slot, 2 * group + 1], want[group])
 
 
-def test_a_rejected_row_is_overwritten_by_position(compressor: Compressor) -> None:
+def test_a_rejected_row_is_overwritten_by_position() -> None:
     """A04: rows 8 .. 12 are run, rejected from 9 on, and run again with other values; the pair (8, 9) is the new one."""
     data = {0: rows(0)}
     other = {0: rows(1)}
@@ -83,42 +74,35 @@ def test_a_rejected_row_is_overwritten_by_position(compressor: Compressor) -> No
             "slot_T": torch.zeros(stop - start, dtype=torch.int64, device=DEVICE),
             "positions_T": positions,
         }
-        out = compressor.pool_pairs(source[0][0][start:stop], source[0][1][start:stop], **place)
-        compressor.store_tail(source[0][0][start:stop], source[0][1][start:stop], **place)
+        out = reference.pool_pairs(source[0][0][start:stop], source[0][1][start:stop], **place)
+        reference.store_tail(source[0][0][start:stop], source[0][1][start:stop], **place)
         return out
 
     step(data, 0, 13)
     value, score = (torch.cat((a[:9], b[9:])) for a, b in zip(data[0], other[0], strict=True))
-    check(compressor, step({0: (value, score)}, 9, 12)[::2], pooled(value, score)[4:6])
+    assert torch.equal(step({0: (value, score)}, 9, 12)[::2], pooled(value, score)[4:6])
 
 
-def test_store_tail_keeps_the_last_rows_of_each_slot(compressor: Compressor) -> None:
+def test_store_tail_keeps_the_last_rows_of_each_slot() -> None:
     value, score = rows(3)
     tail = torch.zeros(SLOTS, RING, 2, CHANNELS, device=DEVICE)
     slot = torch.tensor([1] * 30 + [2] * 10, device=DEVICE)
     positions = torch.cat((torch.arange(100, 130), torch.arange(10))).to(DEVICE)
-    compressor.store_tail(value, score, tail=tail, slot_T=slot, positions_T=positions)
+    reference.store_tail(value, score, tail=tail, slot_T=slot, positions_T=positions)
     for row in (*range(22, 30), *range(32, 40)):
         assert torch.equal(tail[slot[row], positions[row] % RING], torch.stack((value[row], score[row])))
     assert not tail[0].any()
 
 
 @pytest.mark.parametrize("channels", [512, 48])
-def test_rows_that_pad_write_nothing(compressor: Compressor, channels: int) -> None:
-    """A captured graph's padding rows have slot -1; the reference never sees them."""
+def test_rows_that_pad_write_nothing(channels: int) -> None:
+    """A captured graph's padding rows have slot -1, wherever they stand."""
     generator = torch.Generator().manual_seed(4)
     value, score = torch.randn(2, 7, channels, generator=generator).to(DEVICE)
     tail = torch.randn(SLOTS, RING, 2, channels, generator=generator).to(DEVICE)
     slot = torch.tensor([2, 2, 0, 1, -1, -1, -1], device=DEVICE)
     positions = torch.tensor([10, 11, 9, 12, -1, -1, 3], device=DEVICE)
     want_tail = tail.clone()
-    some = {"slot_T": slot[:4], "positions_T": positions[:4]}
-    want = reference.pool_pairs(value[:4], score[:4], tail=want_tail, **some)
-    reference.store_tail(value[:4], score[:4], tail=want_tail, **some)
-    if compressor._loaded["pool_pairs"] is not reference.pool_pairs:
-        some = {"slot_T": slot, "positions_T": positions}
-    rows = some["slot_T"].numel()
-    got = compressor.pool_pairs(value[:rows], score[:rows], tail=tail, **some)
-    compressor.store_tail(value[:rows], score[:rows], tail=tail, **some)
-    check(compressor, got[:4], want)
-    assert torch.equal(tail, want_tail) and not got[4:].any()
+    reference.store_tail(value[:4], score[:4], tail=want_tail, slot_T=slot[:4], positions_T=positions[:4])
+    reference.store_tail(value, score, tail=tail, slot_T=slot, positions_T=positions)
+    assert torch.equal(tail, want_tail)

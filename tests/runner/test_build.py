@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import flashstep
 from flashstep.config.engine import EngineConfig
 from flashstep.config.engram import EngramOptions
 from flashstep.config.errors import ConfigError
@@ -126,12 +125,6 @@ def test_graphs_are_made_where_every_op_that_a_model_calls_has_a_fast_row() -> N
     assert "gemm.lin8" in waits_for_host(choose(TABLE, facts=frozenset({"cuda"}), switch=Switch()))
 
 
-def test_what_has_only_a_reference_is_called_by_references_alone() -> None:
+def test_every_op_has_a_faster_row_than_its_reference() -> None:
     rows = Counter(row.op for row in TABLE)
-    alone = [op.partition(".")[2] for op, count in rows.items() if count == 1]
-    package = Path(flashstep.__file__).parent
-    files = [
-        file for part in ("model", "engram", "runner", "speculate") for file in (package / part).glob("*.py")
-    ]
-    called = [(file.name, op) for file in files for op in alone if f".{op}(" in file.read_text()]
-    assert alone and not called
+    assert not [op for op, count in rows.items() if count == 1]

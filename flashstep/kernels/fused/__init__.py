@@ -186,7 +186,7 @@ class Fused(Family):
     ) -> Tensor:
         """fp32 [T, 2 * C], values and scores side by side -> bf16 latents [T, C], zero where no pair closes.
 
-        The pairs are pooled (``compressor.pool_pairs``, for ``row_slot_T``) and normed; the latents, rotated and in NVFP4, go to
+        The pairs are pooled (``reference.pool_pairs``, for ``row_slot_T``) and normed; the latents, rotated and in NVFP4, go to
         ``slot_T``. The ``tail`` is read only: a row that is to take a place of it may not be faster than the one that reads it.
         """
         assert x_TX.dtype is torch.float32 and x_TX.shape[1] == 2 * weight_C.shape[0]

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from flashstep.kernels.cast import Planes
 from flashstep.kernels.cast import reference as cast
-from flashstep.kernels.compressor import reference as compressor
 from flashstep.kernels.engram import Hashing
 from flashstep.kernels.engram import Planes as TablePlanes
 from flashstep.kernels.engram import reference as engram
@@ -133,9 +132,7 @@ def publish_pairs(
 ) -> Tensor:
     """See ``Fused.publish_pairs``."""
     value_TC, score_TC = x_TX.chunk(2, dim=1)
-    pooled_TC = compressor.pool_pairs(
-        value_TC, score_TC, tail=tail, slot_T=row_slot_T, positions_T=positions_T
-    )
+    pooled_TC = pool_pairs(value_TC, score_TC, tail=tail, slot_T=row_slot_T, positions_T=positions_T)
     return publish_rows(
         pooled_TC, weight_C, eps=eps, cos_TP=cos_TP, sin_TP=sin_TP, planes=planes, slot_T=slot_T
     )
@@ -190,9 +187,63 @@ def store_key_and_tail(
     """See ``Fused.store_key_and_tail``."""
     store_key(x_TK, weight_K, eps=eps, cos_TP=cos_TP, sin_TP=sin_TP, planes=planes, slot_T=slot_T)
     value_TC, score_TC = product_TX.chunk(2, dim=1)
-    compressor.store_tail(value_TC, score_TC, tail=tail, slot_T=row_slot_T, positions_T=positions_T)
+    store_tail(value_TC, score_TC, tail=tail, slot_T=row_slot_T, positions_T=positions_T)
 
 
 def look_up_quantised(lookback_TN: Tensor, hashing: Hashing, table: TablePlanes) -> Any:
     """See ``Fused.look_up_quantised``."""
     return gemm.quantise_input(engram.look_up(lookback_TN, hashing, table))
+
+
+# ---- parts of the publisher that no other family has --------------------------------------------------------------------
+
+
+def pool_pairs(
+    value_TC: Tensor, score_TC: Tensor, *, tail: Tensor, slot_T: Tensor, positions_T: Tensor
+) -> Tensor:
+    """fp32 rows -> bf16 [T, C]: at an odd position the channelwise softmax pooling of (position - 1, position), rounded once.
+
+    Rows of one slot are consecutive and ascending. The first half is the row before, or comes from ``tail`` fp32
+    [slots, L, 2, C] where the row before belongs to an earlier step. Rows at even positions are zero: nothing closes there.
+    """
+    _check_pairs(value_TC, score_TC, tail)
+    pooled = torch.zeros_like(value_TC, dtype=torch.bfloat16)
+    closing = (positions_T % 2 == 1).nonzero().squeeze(1)
+    if closing.numel() == 0:
+        return pooled
+    before = (closing - 1).clamp(min=0)
+    same_step = (
+        (closing > 0)
+        & (slot_T[before] == slot_T[closing])
+        & (positions_T[before] == positions_T[closing] - 1)
+    )
+    kept = tail[slot_T[closing], (positions_T[closing] - 1) % tail.shape[1]]
+    value_1 = torch.where(same_step.unsqueeze(1), value_TC[before], kept[:, 0]).double()
+    score_1 = torch.where(same_step.unsqueeze(1), score_TC[before], kept[:, 1]).double()
+    value_2, score_2 = value_TC[closing].double(), score_TC[closing].double()
+    first = torch.sigmoid(score_1 - score_2)
+    second = torch.sigmoid(score_2 - score_1)
+    pooled[closing] = (value_1 * first + value_2 * second).bfloat16()
+    return pooled
+
+
+def store_tail(
+    value_TC: Tensor, score_TC: Tensor, *, tail: Tensor, slot_T: Tensor, positions_T: Tensor
+) -> None:
+    """Write the last L rows [C] of each slot into ``tail``, none of slot -1; call after ``pool_pairs`` has read it.
+
+    The ring holds the (value, score) rows of a slot's last positions, place = position mod L, so that a group whose first half
+    came in an earlier step, or was followed by rejected drafts, still closes by position (spec/model.md 3.4).
+    """
+    _check_pairs(value_TC, score_TC, tail)
+    length, rows = tail.shape[1], positions_T.shape[0]
+    later = torch.arange(rows, device=slot_T.device) + length
+    inside = later < rows
+    overwritten = inside & (slot_T[later.clamp(max=rows - 1)] == slot_T)
+    last = (~overwritten & (slot_T >= 0)).nonzero().squeeze(1)  # rows of no slot pad a step
+    tail[slot_T[last], positions_T[last] % length] = torch.stack((value_TC[last], score_TC[last]), dim=1)
+
+
+def _check_pairs(value_TC: Tensor, score_TC: Tensor, tail: Tensor) -> None:
+    assert value_TC.dtype is torch.float32 and score_TC.dtype is torch.float32 and tail.dtype is torch.float32
+    assert tail.ndim == 4 and tail.shape[2:] == (2, value_TC.shape[1])

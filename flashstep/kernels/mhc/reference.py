@@ -134,7 +134,7 @@ def collapse(x_TSD: Tensor, pre_TS: Tensor) -> Tensor:
 
 
 def rms(x_TD: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
-    """As ``norm_rope.rms``."""
+    """As ``rms`` of the reference of ``norm_rope``."""
     x = x_TD.double()
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return (x * scale * weight_D.double()).bfloat16()

@@ -5,7 +5,8 @@ from torch import Tensor
 
 
 def rms(x_TC: Tensor, weight_C: Tensor, *, eps: float) -> Tensor:
-    """See ``NormRope.rms``."""
+    """bf16 [T, C], bf16 [C] -> bf16 [T, C]: b(w * x * rsqrt(mean(x^2) + eps)), weight multiplied before the cast."""
+    assert x_TC.dtype is torch.bfloat16 and weight_C.shape == x_TC.shape[-1:]
     x = x_TC.double()
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return (x * scale * weight_C.double()).bfloat16()
@@ -18,7 +19,8 @@ def angles(positions_T: Tensor, frequencies_P: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
-    """See ``NormRope.rotate``."""
+    """bf16 [T, ..., C] -> same: (e, o) -> (e cos - o sin, e sin + o cos) on the last 2P channels, rounded to bf16."""
+    assert x.dtype is torch.bfloat16 and x.shape[0] == cos_TP.shape[0]
     turn = torch.complex(cos_TP, sin_TP).to(torch.complex128)
     if x.ndim == 3:
         turn = turn.unsqueeze(1)  # the same for all heads
@@ -30,5 +32,5 @@ def rotate(x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
 
 
 def rotate_inverse(x: Tensor, cos_TP: Tensor, sin_TP: Tensor) -> Tensor:
-    """See ``NormRope.rotate_inverse``."""
+    """bf16 [T, ..., C] -> same: ``rotate`` by the negative angle (attention output)."""
     return rotate(x, cos_TP, -sin_TP)
