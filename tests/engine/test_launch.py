@@ -145,11 +145,16 @@ def test_the_engine_does_not_outlive_its_front_end():
     assert not is_running(engine)
 
 
-def is_running(pid: int) -> bool:
+def state_of(pid: int) -> str:
+    """The kernel's letter (R runs, T is stopped, Z has ended); empty if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return False
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    return state_of(pid) not in ("", "Z")
 
 
 async def test_a_failure_to_build_is_reported_before_ready_and_without_a_traceback(capfd):
@@ -175,10 +180,14 @@ async def test_sigterm_while_building_ends_at_once():
 def test_a_second_signal_while_a_stuck_engine_is_waited_for_leaves_nothing_behind():
     process = start_engine(fake.config(), build=fake.build, log_level="error")
     os.kill(process.pid, signal.SIGSTOP)  # it will not see SIGTERM
+    while state_of(process.pid) != "T":  # of two signals that wait, the kernel hands out SIGTERM first
+        time.sleep(0.01)
     second = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     second.start()
-    with pytest.raises(KeyboardInterrupt):
-        process.stop(timeout_s=30)
-    second.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            process.stop(timeout_s=30)
+    finally:
+        second.cancel()  # a signal that nobody waits for would end the whole test run
     assert process.exit_code == -signal.SIGKILL
     assert not is_running(process.pid) and not Path(process.addresses.folder).exists()
