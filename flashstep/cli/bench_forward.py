@@ -11,8 +11,8 @@ from flashstep.bench.results import Measured
 from flashstep.cli.model import resolve
 from flashstep.cli.terminal import OUT, note, require_folders
 from flashstep.config.engine import EngineConfig
+from flashstep.config.engine_options import EngineOptions, changed_options
 from flashstep.config.presets import released
-from flashstep.config.serve import EngineOptions, changed_options
 
 RELEASED = Path("DeepSeek-V4.1-Flash")
 DECIDED = frozenset(

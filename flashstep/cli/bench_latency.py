@@ -7,8 +7,8 @@ import tyro
 
 from flashstep.cli.bench_forward import engine_config
 from flashstep.cli.terminal import OUT, note, require_folders, warn_of_synthetic
+from flashstep.config.engine_options import EngineOptions
 from flashstep.config.presets import released
-from flashstep.config.serve import EngineOptions
 
 DECIDED = frozenset({"--max-num-seqs", "--max-model-len", "--enable-prefix-caching"})
 

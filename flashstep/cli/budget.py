@@ -7,9 +7,9 @@ import tyro
 
 from flashstep.cli.model import Model, tiny_model
 from flashstep.cli.terminal import OUT
+from flashstep.config.engine_options import EngineOptions
 from flashstep.config.model import ModelConfig
 from flashstep.config.presets import released
-from flashstep.config.serve import EngineOptions
 from flashstep.config.speculative import speculation
 
 

@@ -10,7 +10,7 @@ import tyro
 from flashstep.cli.model import Model, resolve
 from flashstep.cli.remote import Delta, RemoteModel
 from flashstep.cli.terminal import OUT, note, note_acceptance, warn_of_synthetic
-from flashstep.config.serve import EngineOptions, changed_options
+from flashstep.config.engine_options import EngineOptions, changed_options
 from flashstep.request import Acceptance, SamplingParams
 
 Messages = list[dict[str, Any]]

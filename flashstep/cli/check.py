@@ -31,9 +31,9 @@ from flashstep.cli.check_drafts import (
 from flashstep.cli.check_drafts import table as drafter_table
 from flashstep.cli.model import Model, resolve
 from flashstep.cli.terminal import OUT, note, waiting
+from flashstep.config.engine_options import EngineOptions
 from flashstep.config.errors import ConfigError
 from flashstep.config.model import ModelConfig
-from flashstep.config.serve import EngineOptions
 from flashstep.request import MAX_LOGPROBS, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:

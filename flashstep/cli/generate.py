@@ -8,7 +8,7 @@ import tyro
 
 from flashstep.cli.model import resolve
 from flashstep.cli.terminal import NOTES, OUT, note, note_acceptance, warn_of_synthetic
-from flashstep.config.serve import EngineOptions
+from flashstep.config.engine_options import EngineOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,13 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 import tyro
 
 from flashstep.cli.model import Model, resolve, served_name
 from flashstep.cli.terminal import OUT, note, warn_of_synthetic
-from flashstep.config.serve import ServeConfig
+from flashstep.config.engine_options import EngineOptions
+from flashstep.config.server import ServerOptions, check_serving
 
 FAILED = 1
 
@@ -23,27 +25,24 @@ class Serve:
     """Serve a model over HTTP with the OpenAI API."""
 
     model: Model = None
-    options: tyro.conf.OmitArgPrefixes[ServeConfig] = field(default_factory=ServeConfig)
+    engine: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
+    server: tyro.conf.OmitArgPrefixes[ServerOptions] = field(default_factory=ServerOptions)
 
     def run(self) -> int:
         started = time.monotonic()
-        config = self.options.checked()
-        if config.emulate is not None:
-            raise ValueError(
-                f"--emulate {config.emulate} has a part of the vocabulary and random weights: nothing that could be served; "
-                "measure it with `flashstep bench forward` or `bench latency`"
-            )
+        check_serving(self.engine, self.server)
         folder = resolve(self.model)
-        names = config.served_model_name or (served_name(folder),)
+        names = self.server.served_model_name or (served_name(folder),)
+        options = msgspec.structs.replace(self.server, served_model_name=names)
         from flashstep.engine.launch import start_engine
         from flashstep.telemetry.log import configure
 
         configure()
         note(f"loading {folder}")
-        warn_of_synthetic(config.speculative())
+        warn_of_synthetic(self.engine.speculative())
         with ExitStack() as ends:
             with _stopping_later():
-                engine = ends.enter_context(start_engine(config.engine(folder)))
+                engine = ends.enter_context(start_engine(self.engine.engine(folder)))
             from flashstep.ipc.client import EngineClient, EngineDied
 
             # at once: an engine that fails early finds somebody who listens
@@ -53,7 +52,6 @@ class Serve:
             from flashstep.chat.encode import ChatEncoder
             from flashstep.chat.tokenizer import TextTokenizer
             from flashstep.server.app import run_server
-            from flashstep.server.frontend import ServerOptions
 
             def announce(host: str, port: int) -> None:
                 shown = f"[{host}]" if ":" in host else host
@@ -64,19 +62,12 @@ class Serve:
 
             try:
                 encoder = ChatEncoder(TextTokenizer.from_file(folder / "tokenizer.json"))
-                options = ServerOptions(
-                    served_model_names=names,
-                    host=config.host,
-                    port=config.port,
-                    log_level=config.uvicorn_log_level,
-                    tells_acceptance=config.per_request_spec_decode_metrics != "none",
-                )
                 run_server(client, encoder, options, on_listening=announce)
             except (EngineDied, TimeoutError) as error:
                 note(f"flashstep: {error}")
                 return FAILED
             except OSError as error:
-                note(f"flashstep: cannot listen on {config.host}, port {config.port}: {error.strerror}")
+                note(f"flashstep: cannot listen on {options.host}, port {options.port}: {error.strerror}")
                 return FAILED
         return 0
 

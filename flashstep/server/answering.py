@@ -15,13 +15,13 @@ from starlette.responses import Response
 
 from flashstep.ipc.client import EngineDied, OutputStream, RequestRejected
 from flashstep.request import Request as EngineRequest
-from flashstep.server import responses
+from flashstep.server import answers
 from flashstep.server.acceptance import added
+from flashstep.server.answers import ChunkWriter
 from flashstep.server.choices import Choice, Failed, Piece, usage
 from flashstep.server.errors import ApiError, engine_gone
 from flashstep.server.frontend import Frontend
 from flashstep.server.openai import ChatBody, CompletionBody
-from flashstep.server.responses import ChunkWriter
 from flashstep.server.sse import DONE, EventStream, Write, closed_on_disconnect, event
 
 LARGE_BODY_BYTES = 64 << 10  # larger ones are tokenised beside the event loop
@@ -75,17 +75,17 @@ class Answer:
         for choice in choices:
             choice.tells_acceptance = tells_acceptance
 
-    def _usage(self) -> responses.Usage:
+    def _usage(self) -> answers.Usage:
         return usage(self._choices, n=self._n, reasoning=self._thinking)
 
-    def _metrics(self) -> responses.AnswerMetrics | None:
+    def _metrics(self) -> answers.AnswerMetrics | None:
         """Of all choices together, once they have ended; None if nobody asked or one of them is not known."""
         known = [choice.acceptance for choice in self._choices if choice.acceptance is not None]
         if not self._tells_acceptance or len(known) < len(self._choices):
             return None
-        return responses.AnswerMetrics.of(added(known))
+        return answers.AnswerMetrics.of(added(known))
 
-    def _metrics_at(self, piece: Piece) -> responses.AnswerMetrics | None:
+    def _metrics_at(self, piece: Piece) -> answers.AnswerMetrics | None:
         """What the chunk of ``piece`` tells: something only if it is the very last, and no chunk with the usage follows."""
         return None if piece.finish_reason is None or self._usage_last else self._metrics()
 
@@ -95,9 +95,9 @@ class Answer:
     def read(self, choice: Choice, piece: Piece) -> None:
         self._parts[choice.index].append(piece)
 
-    def _response(self, choices: list[Any]) -> responses.Response:
+    def _response(self, choices: list[Any]) -> answers.Response:
         naming = self._naming
-        return responses.Response(
+        return answers.Response(
             id=naming.id,
             object=self._kind,
             created=naming.created,

@@ -20,13 +20,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from flashstep.chat.encode import ChatEncoder
+from flashstep.config.server import ServerOptions
 from flashstep.ipc.client import EngineClient
 from flashstep.server import health
 from flashstep.server.acceptance import log_acceptance
 from flashstep.server.chat_completions import chat_completions
 from flashstep.server.completions import completions
-from flashstep.server.errors import SENTENCES, ApiError
-from flashstep.server.frontend import Frontend, ServerOptions
+from flashstep.server.errors import SENTENCES, ApiError, shape_of
+from flashstep.server.frontend import Frontend
 from flashstep.telemetry.log import Log
 
 BACKLOG = 2048  # a burst of connections waits here instead of being refused
@@ -58,18 +59,19 @@ def create_app(client: EngineClient, encoder: ChatEncoder, options: ServerOption
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(shape_of(request.url.path))
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     sentence = SENTENCES.get(error.status_code, error.detail)
-    return ApiError(f"{request.method} {request.url.path}: {sentence}", status=error.status_code).response()
+    refused = ApiError(f"{request.method} {request.url.path}: {sentence}", status=error.status_code)
+    return refused.response(shape_of(request.url.path))
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:
     """A defect of this server. Starlette raises the error again after this answer, so that it is logged with its trace."""
-    return ApiError("internal error", status=500).response()
+    return ApiError("internal error", status=500).response(shape_of(request.url.path))
 
 
 async def serve(
@@ -90,7 +92,7 @@ async def serve(
         await client.start(timeout_s=options.ready_timeout_s)
         config = uvicorn.Config(
             create_app(client, encoder, options),
-            log_level=options.log_level,
+            log_level=options.uvicorn_log_level,
             access_log=False,
             lifespan="off",
             loop="uvloop",

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 from flashstep.chat.encode import ChatPrompt
 from flashstep.chat.parse import ToolCallDelta
 from flashstep.request import Constraint, SamplingParams, TokenLogprob
-from flashstep.server import constraints, intake, responses
+from flashstep.server import answers, constraints, intake
 from flashstep.server.answering import (
     LARGE_BODY_BYTES,
     Answer,
@@ -122,7 +122,7 @@ class _Answer(Answer):
     def _logprobs(self, items: tuple[TokenLogprob, ...]) -> dict[str, object] | None:
         if not self._body.logprobs:
             return None
-        return responses.chat_logprobs(self._tokenizer, items, count=self._body.top_logprobs or 0)
+        return answers.chat_logprobs(self._tokenizer, items, count=self._body.top_logprobs or 0)
 
     def frames(self, choice: Choice, piece: Piece) -> bytes:
         """The events of one piece; none while the parser holds everything back."""
@@ -131,7 +131,7 @@ class _Answer(Answer):
         if choice.index not in self._begun:
             self._begun.add(choice.index)
             first = self._writer.choice(
-                responses.ChatChunkChoice(choice.index, responses.ChatDelta(role="assistant", content="")),
+                answers.ChatChunkChoice(choice.index, answers.ChatDelta(role="assistant", content="")),
                 usage=running_usage,
             )
         delta = piece.delta
@@ -141,9 +141,9 @@ class _Answer(Answer):
         finished = piece.finish_reason is not None
         if not (delta or finished or piece.logprobs or (ids and ids is not UNSET)):
             return first
-        chunk = responses.ChatChunkChoice(
+        chunk = answers.ChatChunkChoice(
             choice.index,
-            responses.chat_delta(delta),
+            answers.chat_delta(delta),
             self._logprobs(piece.logprobs) if piece.logprobs else None,
             piece.finish_reason,
             piece.stop_reason if finished else UNSET,
@@ -156,14 +156,14 @@ class _Answer(Answer):
         response = self._response([self._choice(choice) for choice in self._choices])
         if body.prompt_logprobs is not None:
             items = [item for piece in self._parts[0] for item in piece.prompt_logprobs]
-            response.prompt_logprobs = responses.prompt_logprobs(
+            response.prompt_logprobs = answers.prompt_logprobs(
                 self._tokenizer, items, count=body.prompt_logprobs
             )
         if body.return_token_ids:
             response.prompt_token_ids = self._prompt.ids
-        return responses.encode(response)
+        return answers.encode(response)
 
-    def _choice(self, choice: Choice) -> responses.ChatChoice:
+    def _choice(self, choice: Choice) -> answers.ChatChoice:
         parts = self._parts[choice.index]
         content = "".join(piece.delta.content for piece in parts)
         reasoning = "".join(piece.delta.reasoning for piece in parts) or None
@@ -172,9 +172,9 @@ class _Answer(Answer):
         calls = _whole_calls([call for piece in parts for call in piece.delta.tool_calls])
         last = parts[-1]
         assert last.finish_reason is not None, "only finished choices are written"
-        made = responses.ChatChoice(
+        made = answers.ChatChoice(
             index=choice.index,
-            message=responses.ChatMessage(
+            message=answers.ChatMessage(
                 role="assistant",
                 content=None if calls and not content else content,
                 reasoning=reasoning,
@@ -190,11 +190,11 @@ class _Answer(Answer):
         return made
 
 
-def _whole_calls(pieces: list[ToolCallDelta]) -> list[responses.FinishedCall]:
-    calls: list[responses.FinishedCall] = []
+def _whole_calls(pieces: list[ToolCallDelta]) -> list[answers.FinishedCall]:
+    calls: list[answers.FinishedCall] = []
     for piece in pieces:
         if piece.id is not None:
-            calls.append(responses.FinishedCall(piece.id, responses.Function(piece.arguments, piece.name)))
+            calls.append(answers.FinishedCall(piece.id, answers.Function(piece.arguments, piece.name)))
         else:
             calls[piece.index].function.arguments += piece.arguments
     return calls

@@ -13,8 +13,8 @@ from flashstep.chat.parse import Delta
 from flashstep.ipc.client import EngineDied, OutputStream
 from flashstep.ipc.messages import RequestOutput
 from flashstep.request import Acceptance, TokenLogprob
+from flashstep.server.answers import CompletionDetails, PromptDetails, Usage
 from flashstep.server.metrics import Metrics
-from flashstep.server.responses import CompletionDetails, PromptDetails, Usage
 
 
 class Parser(Protocol):

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 from flashstep.chat.parse import TextParser
 from flashstep.request import Constraint, SamplingParams, TokenLogprob
 from flashstep.request import Request as EngineRequest
-from flashstep.server import constraints, intake, responses
+from flashstep.server import answers, constraints, intake
 from flashstep.server.answering import (
     LARGE_BODY_BYTES,
     Answer,
@@ -127,7 +127,7 @@ class _Answer(Answer):
         ids_shown = piece.tokens if self._body.return_token_ids else UNSET
         if not (text or finished or piece.logprobs or (ids_shown and ids_shown is not UNSET)):
             return b""
-        chunk = responses.TextChoice(
+        chunk = answers.TextChoice(
             choice.index,
             text,
             self._logprobs(choice, items),
@@ -143,7 +143,7 @@ class _Answer(Answer):
         if self._body.logprobs is None or not items:
             return None
         offset = self._offsets[choice.index]
-        made = responses.text_logprobs(self._tokenizer, items, count=self._body.logprobs, offset=offset)
+        made = answers.text_logprobs(self._tokenizer, items, count=self._body.logprobs, offset=offset)
         self._offsets[choice.index] = made["text_offset"][-1] + len(made["tokens"][-1])
         return made
 
@@ -152,9 +152,9 @@ class _Answer(Answer):
         super().read(choice, piece)
 
     def whole(self) -> bytes:
-        return responses.encode(self._response([self._choice(choice) for choice in self._choices]))
+        return answers.encode(self._response([self._choice(choice) for choice in self._choices]))
 
-    def _choice(self, choice: Choice) -> responses.TextChoice:
+    def _choice(self, choice: Choice) -> answers.TextChoice:
         body, parts = self._body, self._parts[choice.index]
         text = "".join(piece.delta.content for piece in parts)
         items = [item for piece in parts for item in piece.logprobs]
@@ -164,7 +164,7 @@ class _Answer(Answer):
         if body.echo:
             text = prompt_text + text
             all_items = [ids[0], *scores, *items]
-        made = responses.TextChoice(
+        made = answers.TextChoice(
             choice.index,
             text,
             self._logprobs(choice, all_items),
@@ -175,7 +175,7 @@ class _Answer(Answer):
             made.token_ids = tuple(token for piece in parts for token in piece.tokens)
             made.prompt_token_ids = ids
         if body.prompt_logprobs is not None:
-            made.prompt_logprobs = responses.prompt_logprobs(
+            made.prompt_logprobs = answers.prompt_logprobs(
                 self._tokenizer, scores, count=body.prompt_logprobs
             )
         return made

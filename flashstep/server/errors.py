@@ -1,10 +1,16 @@
-"""Errors as OpenAI clients read them: ``{"error": {message, type, param, code}}`` with the HTTP status as code.
+"""Errors in the words of the API that was called, with the HTTP status of what went wrong.
 
-Whatever a user can cause is an ``ApiError`` with a 4xx status and the field's name in ``param``. Knows nothing of requests.
+OpenAI's paths: ``{"error": {message, type, param, code}}``, the status as code. Anthropic's: ``{"type": "error", "error": {type,
+message}}``. Whatever a user can cause is an ``ApiError`` with a 4xx status and the field's name in ``param``. Knows nothing of
+requests.
 """
+
+from typing import Literal
 
 import msgspec
 from starlette.responses import Response
+
+Shape = Literal["openai", "anthropic"]
 
 TYPES = {
     400: "BadRequestError",
@@ -13,6 +19,18 @@ TYPES = {
     413: "RequestTooLargeError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
+}
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
 }
 SENTENCES = {404: "there is no such path", 405: "this path does not take that method"}
 
@@ -26,7 +44,10 @@ class ApiError(Exception):
         self.param = param
         self.status = status
 
-    def body(self) -> bytes:
+    def body(self, shape: Shape = "openai") -> bytes:
+        if shape == "anthropic":
+            kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+            return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})
         error = {
             "message": self.message,
             "type": TYPES.get(self.status, "BadRequestError"),
@@ -35,8 +56,13 @@ class ApiError(Exception):
         }
         return msgspec.json.encode({"error": error})
 
-    def response(self) -> Response:
-        return Response(self.body(), status_code=self.status, media_type="application/json")
+    def response(self, shape: Shape = "openai") -> Response:
+        return Response(self.body(shape), status_code=self.status, media_type="application/json")
+
+
+def shape_of(path: str) -> Shape:
+    """How errors are spelled under ``path``."""
+    return "anthropic" if path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/") else "openai"
 
 
 def engine_gone(reason: str) -> ApiError:

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Sequence
 
-import msgspec
 from tokenizers import Tokenizer
 
 import flashstep
 from flashstep.chat.encode import ChatEncoder
 from flashstep.chat.tokenizer import TextTokenizer
 from flashstep.config.errors import ConfigError
+from flashstep.config.server import ServerOptions
 from flashstep.engram.token_map import TokenMap
 from flashstep.ipc.client import EngineClient
 from flashstep.ipc.messages import Ready
@@ -20,39 +20,23 @@ BYTES_PER_TOKEN = 16  # a longer body holds more than the context, whatever it s
 LEAST_BODY_LIMIT = 8 << 20
 
 
-class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the HTTP server is set up. ``served_model_names[0]`` is the name that answers carry; all are accepted.
-
-    ``max_body_bytes`` None allows what could fit into the context, and at least 8 MiB. ``port`` 0 takes a free one.
-    ``tells_acceptance``: every answer says what speculation did for it.
-    """
-
-    served_model_names: tuple[str, ...]
-    host: str = "127.0.0.1"
-    port: int = 8000
-    max_body_bytes: int | None = None
-    log_level: str = "warning"
-    ready_timeout_s: float = 600.0
-    tells_acceptance: bool = False
-    acceptance_log_s: float = 10.0
-
-
 class Frontend:
-    """The server's fixed surroundings. Made after the engine is ready."""
+    """The server's fixed surroundings. Made after the engine is ready. ``options`` names at least one model."""
 
     def __init__(self, client: EngineClient, encoder: ChatEncoder, options: ServerOptions) -> None:
         assert client.ready is not None, "the engine must be ready"
-        if not options.served_model_names:
+        if not options.served_model_name:
             raise ValueError("a server needs at least one model name")
         _check_tokenizer(encoder.tokenizer, client.ready)
         self.client = client
         self.encoder = encoder
         self.ready: Ready = client.ready
-        self.names: Sequence[str] = options.served_model_names
+        self.names: Sequence[str] = options.served_model_name
         self.created = int(time.time())
         self.fingerprint = f"flashstep-{flashstep.__version__}-{self.ready.hit_policy}"
         self.metrics = Metrics(self.names[0], ready=self.ready, stats=lambda: client.stats)
-        self.tells_acceptance = options.tells_acceptance
+        self.options = options
+        self.tells_acceptance = options.per_request_spec_decode_metrics != "none"
         fits = max(LEAST_BODY_LIMIT, BYTES_PER_TOKEN * self.ready.max_model_len)
         self.max_body_bytes = fits if options.max_body_bytes is None else options.max_body_bytes
 

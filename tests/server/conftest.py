@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 
 from flashstep.chat.encode import ChatEncoder
 from flashstep.chat.tokenizer import TextTokenizer
+from flashstep.config.server import ServerOptions
 from flashstep.engram.token_map import TokenMap
-from flashstep.server.frontend import ServerOptions
 from tests.server import stub_engine
 from tests.server.served import Served
 
@@ -58,7 +58,7 @@ class Server:
                 vocab_size=self.tokenizer.num_ids,
                 **engine,
             ),
-            server=ServerOptions(served_model_names=(MODEL, "alias"), port=0, **serving or {}),
+            server=ServerOptions(served_model_name=(MODEL, "alias"), port=0, **serving or {}),
         )
         command = [sys.executable, "-m", "tests.server.served", msgspec.json.encode(options).decode()]
         with nullcontext() if log is None else log.open("w") as stderr:

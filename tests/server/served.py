@@ -11,10 +11,10 @@ import msgspec
 
 from flashstep.chat.encode import ChatEncoder
 from flashstep.chat.tokenizer import TextTokenizer
+from flashstep.config.server import ServerOptions
 from flashstep.ipc.channel import Addresses
 from flashstep.ipc.client import EngineClient
 from flashstep.server.app import run_server
-from flashstep.server.frontend import ServerOptions
 from flashstep.telemetry.log import configure
 from tests.server import stub_engine
 

@@ -31,7 +31,9 @@ Make = Callable[..., Server]
 @pytest.fixture(scope="module")
 def telling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Real speculation, told with every answer."""
-    made = Server(tmp_path_factory.mktemp("real"), drafts=K, serving={"tells_acceptance": True})
+    made = Server(
+        tmp_path_factory.mktemp("real"), drafts=K, serving={"per_request_spec_decode_metrics": "summary"}
+    )
     yield made
     made.stop()
 
@@ -39,7 +41,7 @@ def telling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("synthetic")
-    serving = {"tells_acceptance": True, "acceptance_log_s": 0.1}
+    serving = {"per_request_spec_decode_metrics": "summary", "acceptance_log_s": 0.1}
     made = Server(folder, drafts=K, synthetic=True, serving=serving, log=folder / "log")
     yield made
     made.stop()
@@ -186,13 +188,15 @@ def test_nothing_is_told_unless_asked_for(own_server: Make) -> None:
     extra = quiet.script("quiet", RUNS)
     assert metrics(complete(quiet, extra_body=extra)) is None
     assert [metrics(chunk) for chunk in chat(quiet, stream=True, extra_body=extra) if metrics(chunk)] == []
-    plain = own_server(serving={"tells_acceptance": True})  # asked for, and the engine does not speculate
+    plain = own_server(
+        serving={"per_request_spec_decode_metrics": "summary"}
+    )  # asked for, and the engine does not speculate
     assert metrics(complete(plain, max_tokens=3)) is None
 
 
 def test_an_engine_that_dies_while_its_last_word_is_awaited(own_server: Make) -> None:
     """The text was whole; what is not known is not told."""
-    server = own_server(drafts=K, serving={"tells_acceptance": True})
+    server = own_server(drafts=K, serving={"per_request_spec_decode_metrics": "summary"})
     tokens = server.tokenizer.encode("one two STOP")
     extra = server.script("dying", [tokens, [5]], step_s=30.0, dies_of_abort=True)
     answer = complete(server, stop="STOP", extra_body=extra)

@@ -7,10 +7,10 @@ import pytest
 
 from flashstep.chat.encode import ChatEncoder
 from flashstep.chat.tokenizer import TextTokenizer
+from flashstep.config.server import ServerOptions
 from flashstep.ipc.channel import Addresses
 from flashstep.ipc.client import EngineClient
 from flashstep.server.app import serve
-from flashstep.server.frontend import ServerOptions
 from tests.server.conftest import MODEL, TOKENIZER
 
 
@@ -19,7 +19,7 @@ async def test_a_taken_port_is_told_before_the_engine_has_loaded() -> None:
     addresses = Addresses.fresh()
     client = EngineClient(addresses)  # of an engine that never gets ready
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        options = ServerOptions(served_model_names=(MODEL,), port=taken.getsockname()[1])
+        options = ServerOptions(served_model_name=(MODEL,), port=taken.getsockname()[1])
         try:
             with pytest.raises(OSError, match="Address already in use"):
                 await asyncio.wait_for(serve(client, encoder, options), timeout=5)

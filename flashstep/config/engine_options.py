@@ -1,7 +1,7 @@
-"""What the commands take from the command line: engine options and server options, under vLLM's flag names.
+"""What the commands take from the command line for the engine, under vLLM's flag names.
 
 A field is a flag (``max_num_seqs`` is ``--max-num-seqs``), its docstring the help text. ``checked`` refuses a set of values
-with every problem in sentences; ``engine`` turns the engine's half into an ``EngineConfig``. Knows no parser and no process.
+with every problem in sentences; ``engine`` turns them into an ``EngineConfig``. Knows no parser and no process.
 """
 
 from pathlib import Path
@@ -15,7 +15,6 @@ from flashstep.config.engram import EngramOptions
 from flashstep.config.errors import ConfigError
 from flashstep.config.speculative import SpeculativeOptions
 
-MAX_PORT = 65535
 KERNEL_CHOICES = ("auto", "reference")
 FORCED_OP = "reference:"
 
@@ -79,7 +78,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             "seed": 0,
         }
         rules = [
-            f"{_flag(name)} is {value}; it must be at least {least}"
+            f"{flag(name)} is {value}; it must be at least {least}"
             for name, least in at_least.items()
             if (value := getattr(self, name)) is not None and value < least
         ]
@@ -155,49 +154,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class ServeConfig(EngineOptions, frozen=True, kw_only=True):
-    """The engine, and the HTTP server before it."""
-
-    host: str = "127.0.0.1"
-    """address to listen on; 0.0.0.0 for every interface"""
-    port: int = 8000
-    """port to listen on; 0 takes a free one and prints it"""
-    served_model_name: tuple[str, ...] = ()
-    """names clients may ask for; the default is the checkpoint folder's name"""
-    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "warning"
-    """what the HTTP server logs of itself"""
-    per_request_spec_decode_metrics: Literal["none", "summary"] = "none"
-    """summary: every answer tells under `metrics` how many drafts were made for it and how many stood"""
-
-    def problems(self) -> list[str]:
-        rules = super().problems()
-        if not 0 <= self.port <= MAX_PORT:
-            rules.append(f"--port is {self.port}; ports lie in 0..{MAX_PORT}")
-        if not self.host:
-            rules.append("--host is empty; 127.0.0.1 listens locally, 0.0.0.0 on every interface")
-        rules += [
-            f"--served-model-name holds {name!r}; a name has at least one character"
-            for name in self.served_model_name
-            if not name.strip()
-        ]
-        if len(set(self.served_model_name)) != len(self.served_model_name):
-            rules.append("--served-model-name holds one name twice")
-        if self.per_request_spec_decode_metrics != "none" and self.speculative_config is None:
-            rules.append(
-                f"--per-request-spec-decode-metrics is {self.per_request_spec_decode_metrics}, and there is nothing to tell "
-                "without --speculative-config"
-            )
-        return rules
-
-
 def changed_options(options: EngineOptions) -> list[str]:
     """The flags of ``options`` that do not stand at their defaults."""
     return [
-        _flag(field.name)
+        flag(field.name)
         for field in msgspec.structs.fields(options)
         if getattr(options, field.name) != field.default
     ]
 
 
-def _flag(field: str) -> str:
+def flag(field: str) -> str:
     return "--" + field.replace("_", "-")

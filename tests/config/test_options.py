@@ -7,9 +7,22 @@ import pytest
 
 from flashstep.config.cache import HitPolicy
 from flashstep.config.engine import LOAD_FORMATS, SCHEDULING_POLICIES, EngineConfig
+from flashstep.config.engine_options import EngineOptions
 from flashstep.config.errors import ConfigError
-from flashstep.config.serve import EngineOptions, ServeConfig
+from flashstep.config.server import ServerOptions, check_serving
 from flashstep.config.speculative import RejectionSampleMethod, SpeculativeOptions
+
+
+def checked(**values) -> None:
+    """The command line of ``flashstep serve`` with ``values``, whoever takes them."""
+    server = {name: values.pop(name) for name in ServerOptions.__struct_fields__ if name in values}
+    check_serving(EngineOptions(**values), ServerOptions(**server))
+
+
+def found(**values) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        checked(**values)
+    return list(caught.value.problems)
 
 
 @pytest.mark.parametrize(
@@ -40,19 +53,19 @@ from flashstep.config.speculative import RejectionSampleMethod, SpeculativeOptio
 )
 def test_each_value_out_of_range_is_a_sentence(values: dict, sentence: str) -> None:
     with pytest.raises(ConfigError, match="command line") as caught:
-        ServeConfig(**values).checked()
+        checked(**values)
     assert len(caught.value.problems) == 1 and sentence in caught.value.problems[0]
 
 
 def test_all_problems_are_told_at_once() -> None:
-    assert len(ServeConfig(port=-1, block_size=-3, max_num_seqs=0, kernels="x").problems()) == 5
+    assert len(found(port=-1, block_size=-3, max_num_seqs=0, kernels="x")) == 5
     two = '{"num_speculative_tokens": 0, "tree": 3}'
-    found = ServeConfig(port=-1, speculative_config=two).problems()
-    assert len(found) == 3 and sum(sentence.startswith("--speculative-config: ") for sentence in found) == 2
+    told = found(port=-1, speculative_config=two)
+    assert len(told) == 3 and sum(sentence.startswith("--speculative-config: ") for sentence in told) == 2
 
 
 def test_defaults_are_usable() -> None:
-    assert ServeConfig().checked() == ServeConfig()
+    checked()
 
 
 def test_every_engine_option_reaches_the_engine() -> None:
