@@ -3,6 +3,8 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+# The benchmark harness that a slow test runs: its pyzmq, rich and prometheus-client are older than ours.
+AGENTX := .venv-agentx
 HOST ?= 127.0.0.1
 PORT ?= 8000
 MODEL ?=
@@ -31,7 +33,7 @@ help:
 serve: $(VENV)/.installed
 	$(BIN)/flashstep serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-test: lint $(VENV)/.installed-dev
+test: lint $(VENV)/.installed-dev $(AGENTX)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-gpu:
@@ -54,7 +56,7 @@ fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AGENTX) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # ---- set-up -----------------------------------------------------------------------------------------------------------
 
@@ -82,3 +84,9 @@ $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
 	@echo "installing flashstep and the test tools"
 	$(PIP) install -c constraints-cpu.txt -e '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(AGENTX)/.installed: Makefile | $(BIN)/python
+	@echo "installing the AgentX harness beside the tests (1.1 GB, once)"
+	$(BIN)/python -m venv $(AGENTX)
+	$(AGENTX)/bin/python -m pip --disable-pip-version-check --quiet install agentx-harness==1.0.12
+	@touch $@

@@ -26,13 +26,18 @@ class FinishReason(enum.Enum):
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
-    """A grammar that the output must follow, in llguidance's serialised form.
+    """What the output must follow: a grammar in llguidance's serialised form, a limit of what comes before it, or both.
 
-    ``after`` is the token behind whose first appearance in the output the grammar begins (``</think>``); None: at once.
+    ``after`` is the token behind whose first appearance in the output the grammar begins (``</think>``); None: at once. When
+    ``limit`` tokens have come before ``after``, nothing else can come (None: no limit). ``grammar`` None: anything.
+    ``control_tokens`` are the control tokens that the grammar may name by number; no other is ever let through by a grammar,
+    and before it begins these are not let through either.
     """
 
-    grammar: str
+    grammar: str | None = None
     after: int | None = None
+    limit: int | None = None
+    control_tokens: tuple[int, ...] = ()
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +184,13 @@ def _token_problems(p: SamplingParams, vocab_size: int) -> Iterator[str]:
 
 def _constraint_problems(constraint: Constraint | None, vocab_size: int) -> Iterator[str]:
     """The grammar itself is looked at by ``sampling.grammar.problem``."""
-    after = None if constraint is None else constraint.after
+    if constraint is None:
+        return
+    after = constraint.after
     if after is not None and not 0 <= after < vocab_size:
         yield f"constraint begins after token {after}; token ids lie in 0..{vocab_size - 1}"
+    if constraint.limit is not None and (after is None or constraint.limit < 0):
+        yield f"constraint has the limit {constraint.limit}; it must be at least 0, and needs the token that it is before"
+    for token in constraint.control_tokens:
+        if not 0 <= token < vocab_size:
+            yield f"constraint names token {token}; token ids lie in 0..{vocab_size - 1}"

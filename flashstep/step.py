@@ -80,7 +80,8 @@ class SpanResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one span produced: tokens in order, none for a chunk that does not sample.
 
     ``drafted`` counts the drafts that were verified, or rejected unseen since a grammar forbids them; all of ``tokens`` but the
-    last are accepted ones.
+    last are accepted ones. ``failure``: why the request's constraint cannot be followed behind ``tokens`` (there may be none),
+    which ends the request.
     """
 
     slot: int
@@ -89,6 +90,7 @@ class SpanResult(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # for positions start+1 .. of this span
     drafted: int = 0
+    failure: str | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

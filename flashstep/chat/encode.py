@@ -1,8 +1,8 @@
-"""A conversation (OpenAI messages, tools, thinking mode) to the V4.1 prompt and its ids, wrapping ``deepseek_recipe``.
+"""A conversation (of chats, Responses or Messages) to the V4.1 prompt and its ids, wrapping ``deepseek_recipe``.
 
 The recipe validates, renders and encodes: text that a user or tool wrote never yields a control token, whatever it spells.
-What is added here: numeric effort (the recipe knows tiers only), ``reasoning`` beside ``reasoning_content`` in history, and one
-kind of error. The parser of what the model answers is made here because the prompt decides its first state. Knows no HTTP.
+What is added here: numeric effort (the recipe knows tiers only), and one kind of error. The parser of what the model answers is
+made here because the prompt decides its first state. Knows no HTTP.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,13 @@ from typing import Any
 import deepseek_recipe as recipe
 import msgspec
 
+from flashstep.chat.calls import OPENING
+from flashstep.chat.conversation import NUMBERED_TIER, Talk
 from flashstep.chat.parse import ChatParser, ControlTokens
 from flashstep.chat.tokenizer import TextTokenizer
 
-MODEL = "DeepSeek-V4.1-Flash"  # the name under which the recipe knows the prompt format
 IMAGE_SPELLINGS = ("<\uff5cdeepseek_image\uff5c>", "<\uff5cimage\uff5c>")  # the checkpoint's, the recipe's
-NUMBERED_TIER = ("high", "75")  # a numeric effort is rendered as this tier, whose number is then replaced
 EFFORT_LINE = "Reasoning Effort: "
-OPTIONAL_FIELDS = ("tools", "tool_choice", "reasoning_effort", "response_format")
 
 
 class ChatError(ValueError):
@@ -29,25 +28,11 @@ class ChatError(ValueError):
         self.param = param
 
 
-class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be said to the model. ``thinking`` None is the default (on); ``effort`` is a tier's name or 1..100.
-
-    ``tool_choice`` "none" gives the prompt of a conversation without tools; "required" is rendered here and enforced nowhere yet.
-    ``response_format`` is rendered here; ``chat.grammar`` makes what enforces it.
-    """
-
-    messages: Sequence[dict[str, Any]]
-    tools: Sequence[dict[str, Any]] = ()
-    tool_choice: str | dict[str, Any] = "auto"
-    response_format: dict[str, Any] | None = None
-    thinking: bool | None = None
-    effort: str | int | None = None
-
-
 class ChatPrompt:
     """An encoded conversation: ``text``, ``ids``, ``thinking``; ``parser()`` reads one answer to it.
 
     ``reasoning_end`` is the token that stands between reasoning and answer; None if the answer begins at once.
+    ``call_marker`` is the token of tool calls' markup; ``begins_calls``: the prompt ends with their opening tag.
     """
 
     def __init__(
@@ -61,6 +46,8 @@ class ChatPrompt:
         stage = request.parsing_options.thinking_initial_stage
         self._in_reasoning = stage is not None and stage.starts_in_reasoning()
         self.reasoning_end = tokens.control.thinking_end if self._in_reasoning else None
+        self.call_marker = tokens.control.dsml
+        self.begins_calls = request.conversation.tool_choice == "required" and text.endswith(OPENING)
 
     def parser(
         self,
@@ -125,57 +112,45 @@ class ChatEncoder:
             recipe.DeepseekV41Encoding().with_special_tokens(spellings).with_tokenizer(self._tokens.native)
         )
 
-    def encode(self, conversation: Conversation) -> ChatPrompt:
+    def encode(self, talk: Talk) -> ChatPrompt:
         """Raise ``ChatError`` for a conversation that is not valid."""
-        request = self._convert(conversation)
-        rendered = self._encoding.render_conversation(request.conversation)
+        request = self._convert(talk)
+        conversation = talk.completed(request.conversation)
+        rendered = self._encoding.render_conversation(conversation)
         if rendered.image_sources:
-            raise ChatError("image input is not supported yet", param="messages")
-        if isinstance(conversation.effort, int) and request.conversation.thinking_mode:
-            text, ids = self._numbered(rendered, conversation.effort)
+            raise ChatError("image input is not supported yet", param=talk.told_in)
+        if isinstance(talk.effort, int) and conversation.thinking_mode:
+            text, ids = self._numbered(rendered, talk.effort)
         else:
-            text, ids = rendered.prompt, tuple(self._encoding.encode(request.conversation))
+            text, ids = rendered.prompt, tuple(self._encoding.encode(conversation))
         return ChatPrompt(request, text=text, ids=ids, tokens=self._tokens)
 
-    def _convert(self, conversation: Conversation) -> recipe.ConversationRequest:
-        body: dict[str, Any] = {
-            "model": MODEL,
-            "messages": [_history(message) for message in conversation.messages],
-            "tool_choice": conversation.tool_choice,
-        }
-        if conversation.tools:
-            body["tools"] = list(conversation.tools)
-        if conversation.response_format is not None:
-            body["response_format"] = conversation.response_format
-        if conversation.thinking is not None:
-            body["thinking"] = {"type": "enabled" if conversation.thinking else "disabled"}
-        effort = conversation.effort
-        if effort is not None:
-            body["reasoning_effort"] = NUMBERED_TIER[0] if isinstance(effort, int) else effort
+    def _convert(self, talk: Talk) -> recipe.ConversationRequest:
+        body = talk.body()
         try:
-            return self._convert_body(body)
+            return self._convert_body(talk, body)
         except ValueError as error:
-            raise ChatError(str(error), param=self._at_fault(body)) from error
+            raise ChatError(str(error), param=self._at_fault(talk, body)) from error
 
-    def _convert_body(self, body: dict[str, Any]) -> recipe.ConversationRequest:
+    def _convert_body(self, talk: Talk, body: dict[str, Any]) -> recipe.ConversationRequest:
         try:
-            return recipe.ChatCompletionRequest(body).convert(self._options)
+            return talk.request(body).convert(self._options)
         except recipe.ConversionError as error:
             raise ValueError(msgspec.json.decode(error.body)["error"]["message"]) from error
         except (RecursionError, OverflowError) as error:  # nested too deeply; an integer beyond 64 bits
             raise ValueError(str(error)) from error
 
-    def _at_fault(self, body: dict[str, Any]) -> str:
+    def _at_fault(self, talk: Talk, body: dict[str, Any]) -> str:
         """The field without which ``body`` would do: the recipe never says which one it is about."""
-        for name in OPTIONAL_FIELDS:
+        for name in talk.names:
             if name not in body:
                 continue
             try:
-                self._convert_body({key: value for key, value in body.items() if key != name})
+                self._convert_body(talk, {key: value for key, value in body.items() if key != name})
             except ValueError:
                 continue
-            return name
-        return "messages"
+            return talk.names[name]
+        return talk.told_in
 
     def _numbered(self, rendered: recipe.RenderedPrompt, effort: int) -> tuple[str, tuple[int, ...]]:
         """The prompt with its effort number replaced; encoded as the recipe does, plain text between special ranges."""
@@ -207,13 +182,3 @@ def _id_of(tokenizer: TextTokenizer, token: recipe.SpecialToken) -> int:
     if found is None:
         raise ValueError(f"the tokenizer has no token {spelling}: it is not a DeepSeek-V4.1 tokenizer")
     return found
-
-
-def _history(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as the recipe reads it: vLLM's ``reasoning`` is its ``reasoning_content``."""
-    if "reasoning" not in message:
-        return message
-    renamed = {key: value for key, value in message.items() if key != "reasoning"}
-    if renamed.get("reasoning_content") is None:
-        renamed["reasoning_content"] = message["reasoning"]
-    return renamed

@@ -13,7 +13,8 @@ import msgspec
 from llguidance import LLMatcher
 
 from flashstep.request import Constraint
-from flashstep.sampling.grammar import MAX_GRAMMAR_CHARS, problem
+from flashstep.sampling.checking import problem
+from flashstep.sampling.grammar import MAX_GRAMMAR_CHARS
 
 ANY_OBJECT = {"type": "object"}
 # Between the parts of JSON: nothing, a space, or a new line with its indent. llguidance's own rule is white space without end,
@@ -66,15 +67,19 @@ def choice(texts: Sequence[str]) -> str:
 def grammar(text: str) -> str:
     """Of a context-free grammar, in llguidance's Lark or in GBNF (``root ::= ...``)."""
     _check_length(text)
+    if text.lstrip().startswith(
+        "{"
+    ):  # llguidance's own form, which could say that keywords of a schema are ignored
+        raise GrammarError("it is JSON; a grammar is written in Lark or GBNF")
     try:
         return llguidance.grammar_from("grammar", text)
     except ValueError as error:
         raise GrammarError(str(error)) from error
 
 
-def constraint(serialised: str, *, after: int | None) -> Constraint:
-    """Of a grammar that one of the functions above made, if it can be matched."""
-    made = Constraint(grammar=serialised, after=after)
+def constraint(serialised: str, *, after: int | None, control_tokens: tuple[int, ...] = ()) -> Constraint:
+    """Of a grammar that one of the functions above made, or ``chat.calls``, if it can be matched."""
+    made = Constraint(grammar=serialised, after=after, control_tokens=control_tokens)
     if wrong := problem(made):
         raise GrammarError(wrong)
     return made

@@ -14,6 +14,7 @@ import msgspec
 from flashstep.chat.tokenizer import Detokenizer, TextTokenizer
 
 REPLACEMENT = "\ufffd"
+MARKUP_BEGINS = "\n<"  # what stands before the token of a tool call's markup, and belongs to it
 TAIL_PIECES = 64  # how far back the end of an answer is searched for bytes that are no whole character
 
 
@@ -275,7 +276,10 @@ class ChatParser:
     def _pieces(self, shown: list[int]) -> list[list[int]]:
         """Single tokens where reasoning may begin or end within them, so that counts do not depend on how tokens arrive."""
         borders = self._control.thinking_end in shown or self._control.dsml in shown
-        return [[token] for token in shown] if borders or not self.reasoning_tokens else [shown]
+        first = 0 if borders or not self.reasoning_tokens else len(shown)
+        while first and not self._tokenizer.token_text(shown[first - 1]).strip(MARKUP_BEGINS):
+            first -= 1  # held back: the next token tells what it is
+        return [shown[:first]] * bool(first) + [[token] for token in shown[first:]]
 
     def _count_reasoning(self, piece: list[int], delta: Delta) -> None:
         if piece[0] == self._control.thinking_end:

@@ -18,6 +18,7 @@ from flashstep.cli.check import Check
 from flashstep.cli.generate import Generate
 from flashstep.cli.kernels import Kernels
 from flashstep.cli.serve import Serve
+from flashstep.cli.vllm import own_arguments
 from flashstep.config.env import limit_spinning
 
 USAGE_ERROR = 2
@@ -36,11 +37,17 @@ Command = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code."""
+    try:
+        arguments = own_arguments(sys.argv[1:] if argv is None else argv)
+    except ValueError as error:
+        sys.stderr.write(f"flashstep: {error}\n")
+        return USAGE_ERROR
     command = tyro.cli(
         Command,
         prog="flashstep",
-        description="An exact, readable inference engine for the DeepSeek-V4.1-Flash architecture.",
-        args=argv,
+        description="An exact, readable inference engine for the DeepSeek-V4.1-Flash architecture. A line written for vLLM: "
+        "flashstep vllm serve ... (docs/from-vllm.md).",
+        args=arguments,
         config=(tyro.conf.EnumChoicesFromValues, tyro.conf.OmitSubcommandPrefixes),
     )
     limit_spinning()

@@ -66,7 +66,8 @@ class Chat:
         config = self.options.checked().engine(resolve(self.model))
         warn_of_synthetic(config.speculative)
 
-        from flashstep.chat.encode import ChatEncoder, Conversation
+        from flashstep.chat.conversation import Conversation
+        from flashstep.chat.encode import ChatEncoder
         from flashstep.cli.local import LocalModel
 
         local = LocalModel(config)

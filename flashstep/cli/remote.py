@@ -11,6 +11,8 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
 DATA = b"data:"
 DONE = b"[DONE]"
 
@@ -42,7 +44,7 @@ class RemoteModel:
                 event = line[len(DATA) :].strip()
                 if event == DONE:
                     return
-                yield from _deltas(json.loads(event))
+                yield from read_event(event)
 
     def _first_model(self) -> str:
         with self._open("/v1/models") as response:
@@ -64,14 +66,36 @@ class RemoteModel:
             raise ValueError(f"{self._root} cannot be reached: {error.reason}") from None
 
 
-def _deltas(event: dict[str, Any]) -> Iterator[Delta]:
-    if "error" in event:
-        raise ValueError(f"the server ended the stream: {event['error'].get('message', event['error'])}")
-    for choice in event.get("choices", ()):
-        delta = choice.get("delta", {})
-        yield Delta(
-            delta.get("reasoning_content") or delta.get("reasoning") or "", delta.get("content") or ""
-        )
+class _EventDelta(msgspec.Struct):
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    content: str | None = None
+
+
+class _EventChoice(msgspec.Struct):
+    delta: _EventDelta | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_EventChoice] | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+def read_event(data: bytes) -> Iterator[Delta]:
+    """The deltas of one event's data; ``ValueError`` if it is an error, or no event of a chat."""
+    try:
+        event = _decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"the server sent what is no event of a chat: {error}") from None
+    if event.error is not None:
+        told = event.error.get("message") if isinstance(event.error, dict) else None
+        raise ValueError(f"the server ended the stream: {told or event.error}")
+    for choice in event.choices or ():
+        delta = choice.delta or _EventDelta()
+        yield Delta(delta.reasoning_content or delta.reasoning or "", delta.content or "")
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -3,6 +3,7 @@
 The engine process starts first and loads while this one imports the server, so a small model is ready within seconds.
 """
 
+import json
 import signal
 import time
 from collections.abc import Generator
@@ -15,6 +16,7 @@ import tyro
 from flashstep.cli.model import Model, resolve, served_name
 from flashstep.cli.terminal import OUT, note, warn_of_synthetic
 from flashstep.config.engine_options import EngineOptions
+from flashstep.config.generation import sampling_defaults
 from flashstep.config.server import ServerOptions, check_serving
 
 FAILED = 1
@@ -25,15 +27,22 @@ class Serve:
     """Serve a model over HTTP with the OpenAI API."""
 
     model: Model = None
+    revision: str | None = None
+    """branch, tag or commit, where MODEL is a name in the Hugging Face cache"""
     engine: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
     server: tyro.conf.OmitArgPrefixes[ServerOptions] = field(default_factory=ServerOptions)
 
     def run(self) -> int:
         started = time.monotonic()
         check_serving(self.engine, self.server)
-        folder = resolve(self.model)
-        names = self.server.served_model_name or (served_name(folder),)
-        options = msgspec.structs.replace(self.server, served_model_name=names)
+        folder = resolve(self.model, self.revision)
+        names = self.server.served_model_name or (served_name(self.model, folder),)
+        defaults = sampling_defaults(
+            self.server.generation_config, self.server.override_generation_config, checkpoint=folder
+        )
+        options = msgspec.structs.replace(
+            self.server, served_model_name=names, override_generation_config=json.dumps(defaults)
+        )
         from flashstep.engine.launch import start_engine
         from flashstep.telemetry.log import configure
 
@@ -55,9 +64,10 @@ class Serve:
 
             def announce(host: str, port: int) -> None:
                 shown = f"[{host}]" if ":" in host else host
+                scheme = "http" if options.ssl_certfile is None else "https"
                 seconds = time.monotonic() - started
                 OUT.print(
-                    f"{names[0]} is served at http://{shown}:{port}/v1 (ready in {seconds:.1f} s)",
+                    f"{names[0]} is served at {scheme}://{shown}:{port}/v1 (ready in {seconds:.1f} s)",
                 )
 
             try:

@@ -16,3 +16,8 @@ VARIABLES: dict[str, str] = {
 def limit_spinning() -> None:
     """Before torch is loaded: let its threads sleep at a barrier soon. What the user has set stays."""
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # noqa: TID251 - the one module
+
+
+def set_variables(prefix: str) -> list[str]:
+    """The names of the variables that begin with ``prefix`` and are set to something. Their values are read nowhere."""
+    return sorted(name for name, value in os.environ.items() if name.startswith(prefix) and value)  # noqa: TID251 - the one module

@@ -35,8 +35,34 @@ NOT_OURS = {  # fields of vLLM's that mean nothing here, and what holds instead
     "parallel_drafting": "DSpark always drafts its block at once",
     "prompt_lookup_max": "drafts come from the draft model, never from the prompt",
     "prompt_lookup_min": "drafts come from the draft model, never from the prompt",
+    "enforce_eager": "--enforce-eager is for target and draft",
+    "code_revision": "no code of a checkpoint is run",
+    "tensor_parallel_size": "the draft runs where the target runs",
+    "draft_load_config": "the draft is loaded with the checkpoint",
+    "draft_lm_head_quantization": "the draft shares the target's head, as the checkpoint stores it",
+    "index_share_for_mtp_iteration": "the draft layers have windows only, and select nothing",
+    "disable_eagle_block_drop": "DSpark drops no block",
+    "disable_lookahead_block_hashes": "drafts are never in the prefix cache",
+    "use_local_argmax_reduction": "one GPU has the whole vocabulary",
+    "use_heterogeneous_vocab": "the draft shares the checkpoint's vocabulary",
+    "dspark_draft_topk": "drafts are drawn from the whole vocabulary",
+    "xpress_topc": "drafts are drawn from the whole vocabulary",
+    **dict.fromkeys(
+        ("fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"),
+        "fly is lossy; block accepts more than standard",
+    ),
+    **dict.fromkeys(
+        (
+            "suffix_decoding_max_tree_depth",
+            "suffix_decoding_max_cached_requests",
+            "suffix_decoding_max_spec_factor",
+            "suffix_decoding_min_token_prob",
+        ),
+        "drafts come from the draft model, never from the prompt",
+    ),
     "speculative_token_tree": "drafts are a chain, not a tree",
 }
+ONE_GPU = ("draft_tensor_parallel_size", "tensor_parallel_size")
 OTHER_METHODS = ("eagle", "eagle3", "mtp", "deepseek_mtp", "ngram", "suffix", "medusa", "draft_model")
 
 
@@ -78,6 +104,8 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         fields, problems = read_object(text, example='{"num_speculative_tokens": 3}')
         values, unreadable = {}, []
         for name, value in fields.items():
+            if name in ONE_GPU and value == 1 and not isinstance(value, bool):
+                continue  # asks for what is so
             if name not in _READERS:
                 problems.append(_stranger(name))
                 continue

@@ -13,8 +13,7 @@ import msgspec
 
 from flashstep.ipc.messages import Ready, RequestOutput, Stats
 from flashstep.request import Constraint, Request, problems
-from flashstep.runner.facts import Launched, Runner
-from flashstep.sampling.grammar import problem
+from flashstep.runner.facts import Compiled, Launched, Runner
 from flashstep.scheduler.progress import Progress
 from flashstep.scheduler.scheduler import MAX_IN_FLIGHT, Scheduler
 from flashstep.step import StepPlan, StepResult
@@ -23,10 +22,11 @@ SEED_BITS = 63
 
 
 class Planned(NamedTuple):
-    """A plan, and the requests that the runner hears of with it."""
+    """A plan, the requests that the runner hears of with it, and the constraints of those that have one."""
 
     plan: StepPlan
     requests: tuple[Request, ...]
+    compiled: dict[str, Compiled]
 
 
 class Engine:
@@ -44,6 +44,7 @@ class Engine:
         )
         self._vocab_size = facts.vocab_size
         self._seeds = random.Random(seed)
+        self._compiled: dict[str, Compiled] = {}  # of requests that the runner has not heard of
 
     @property
     def ready(self) -> Ready:
@@ -55,35 +56,53 @@ class Engine:
             num_blocks=facts.cache.num_blocks,
             block_size=facts.cache.block_size,
             hit_policy=facts.cache.hit_policy.value,
+            enable_prefix_caching=facts.cache.enable_prefix_caching,
             vocab_size=facts.vocab_size,
             token_map_fingerprint=facts.token_map_fingerprint,
         )
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Queue ``request``, with a seed if it has none; ``ValueError`` tells the user what is wrong with it."""
+    def check(self, request: Request) -> None:
+        """``ValueError`` tells the user what is wrong with ``request``, as far as can be seen without compiling a grammar."""
         found = problems(request.params, self._vocab_size)
         if request.prompt and not 0 <= min(request.prompt) <= max(request.prompt) < self._vocab_size:
             found.append(f"the prompt holds a token id outside 0..{self._vocab_size - 1}")
-        if request.params.constraint is not None:
-            found += self._constraint_problems(request.params.constraint)
+        if request.params.constraint is not None and not self._runner.facts.follows_grammars:
+            found.append(
+                "this checkpoint has no tokenizer.json that llguidance reads: no constraint can be followed"
+            )
         if found:
             raise ValueError("; ".join(found))
+
+    def compile(self, constraint: Constraint) -> Compiled:
+        """What ``add`` needs of a constraint that was checked; a large one takes a second. From any thread, beside the steps."""
+        return self._runner.compile(constraint)
+
+    def add(self, request: Request, compiled: Compiled | None = None) -> None:
+        """Queue ``request``, with a seed if it has none; ``ValueError`` tells the user what is wrong with it.
+
+        ``compiled`` None: its constraint, if it has one, is compiled here and now.
+        """
+        self.check(request)
+        constraint = request.params.constraint
+        if constraint is not None and compiled is None:
+            compiled = self.compile(constraint)
+        if compiled is not None and compiled.failure is not None:
+            raise ValueError(compiled.failure)
         if request.params.seed is None:
             params = msgspec.structs.replace(request.params, seed=self._seeds.getrandbits(SEED_BITS))
             request = msgspec.structs.replace(request, params=params)
         self._scheduler.add(request)
-
-    def _constraint_problems(self, constraint: Constraint) -> list[str]:
-        if not self._runner.facts.follows_grammars:
-            return ["this checkpoint has no tokenizer.json: a grammar cannot be followed without one"]
-        wrong = problem(constraint)
-        return [] if wrong is None else [wrong]
+        if compiled is not None:
+            self._compiled[request.id] = compiled
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """End requests now; unknown and finished ids are ignored."""
-        return [_output(item) for item in self._scheduler.abort(request_ids)]
+        progress = self._scheduler.abort(request_ids)
+        for item in progress:
+            self._compiled.pop(item.request_id, None)
+        return [_output(item) for item in progress]
 
     @property
     def has_work(self) -> bool:
@@ -103,11 +122,19 @@ class Engine:
     def plan(self) -> Planned | None:
         """The next step; None if nothing can run before a step in flight is committed, or nothing is to do."""
         plan = self._scheduler.plan()
-        return None if plan is None else Planned(plan, self._scheduler.first_admitted())
+        if plan is None:
+            return None
+        requests = self._scheduler.first_admitted()
+        compiled = {
+            request.id: self._compiled.pop(request.id)
+            for request in requests
+            if request.params.constraint is not None
+        }
+        return Planned(plan, requests, compiled)
 
     def launch(self, planned: Planned) -> Launched:
         """Start a planned step, which may not be over then. In order, every plan, always from the same thread."""
-        return self._runner.launch(planned.plan, planned.requests)
+        return self._runner.launch(planned.plan, planned.requests, planned.compiled)
 
     def run(self, planned: Planned) -> StepResult:
         """Start a planned step and wait for it."""
@@ -170,6 +197,7 @@ def _output(item: Progress) -> RequestOutput:
         id=item.request_id,
         tokens=item.tokens,
         finish_reason=None if item.finish_reason is None else item.finish_reason.value,
+        failure=item.failure,
         stop_token=item.stop_token,
         logprobs=item.logprobs,
         prompt_logprobs=item.prompt_logprobs,

@@ -1,7 +1,8 @@
 """The engine behind the wire: plans and launches step N+1 while step N runs, and speaks for both.
 
 Takes an engine, its end of the wire and the thread that the runner lives in; gives one Outputs message a step, Stats at
-most every 100 ms, and Rejected for what the door refuses. Two steps are in flight at most. Knows no process: ``launch``
+most every 100 ms, and Rejected for what the door refuses. Requests whose constraints are being compiled wait beside the steps
+(``compiling``). Two steps are in flight at most. Knows no process: ``launch``
 starts and ends it.
 """
 
@@ -9,13 +10,17 @@ import math
 import os
 import time
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import msgspec
 import zmq
 
+from flashstep.engine.compiling import Compiling
 from flashstep.engine.engine import Engine, Planned
 from flashstep.ipc.channel import EngineEnd
 from flashstep.ipc.messages import Abort, Outputs, Rejected, RequestOutput, Shutdown, Submit
+from flashstep.request import FinishReason, Request
 from flashstep.runner.facts import Launched
 from flashstep.scheduler.scheduler import MAX_IN_FLIGHT
 from flashstep.step import StepResult
@@ -42,6 +47,7 @@ class EngineLoop:
         self._launches: deque[Future[Launched]] = deque()  # steps in flight, oldest first
         self._result: Future[StepResult] | None = None  # of the oldest
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._compiling = Compiling(engine.compile, wake=self._poke)
         self._stopping = False
         self._stats_due = True  # something has changed since the last Stats
         self._stats_at = 0.0
@@ -62,6 +68,7 @@ class EngineLoop:
         self._end.send(self._engine.ready)
         while not self._stopping:
             self._read_messages()
+            self._add_compiled()
             self._plan_ahead()
             self._tell_stats()
             self._wait()
@@ -76,14 +83,41 @@ class EngineLoop:
             self._stats_due = True
             if isinstance(message, Submit):
                 for request in message.requests:
-                    try:
-                        self._engine.add(request)
-                    except ValueError as error:
-                        self._end.send(Rejected(request_id=request.id, reason=str(error)))
+                    self._take(request)
             elif isinstance(message, Abort):
-                self._tell(self._engine.abort(message.request_ids))
+                self._abort(message.request_ids)
             elif isinstance(message, Shutdown):
                 self._stopping = True
+
+    def _take(self, request: Request) -> None:
+        try:
+            if request.params.constraint is None:
+                self._engine.add(request)
+                return
+            self._engine.check(request)
+            if request.id in self._compiling:
+                raise ValueError(f"request id {request.id!r} is in use")
+            self._compiling.begin(request)
+        except ValueError as error:
+            self._end.send(Rejected(request_id=request.id, reason=str(error)))
+
+    def _add_compiled(self) -> None:
+        """Requests whose constraint is compiled go on to the engine."""
+        for request, compiled in self._compiling.done():
+            self._stats_due = True
+            try:
+                broken = compiled.exception()  # it costs its own request only
+                if broken is not None:
+                    log.error("a grammar could not be compiled", error=repr(broken))
+                    raise ValueError(f"the grammar could not be compiled: {broken}")
+                self._engine.add(request, compiled.result())
+            except ValueError as error:
+                self._end.send(Rejected(request_id=request.id, reason=str(error)))
+
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        ids = tuple(request_ids)
+        self._tell([_aborted(request_id) for request_id in self._compiling.drop(ids)])
+        self._tell(self._engine.abort(ids))
 
     def _plan_ahead(self) -> None:
         """Launch what can be planned; only then let the runner's thread wait for the oldest step's result."""
@@ -138,7 +172,7 @@ class EngineLoop:
         if self._stats_due and now - self._stats_at >= STATS_INTERVAL_S:
             self._stats_due = False
             self._stats_at = now
-            self._end.send(self._engine.stats())
+            self._end.send(msgspec.structs.replace(self._engine.stats(), deferred=len(self._compiling)))
 
     def _wait(self) -> None:
         """Sleep until a message, a result, a signal, or the moment for Stats."""
@@ -162,9 +196,14 @@ class EngineLoop:
         while self._launches:
             self._ask_for_result()
             self._commit()
+        self._tell([_aborted(request_id) for request_id in self._compiling.close()])
         self._tell(self._engine.abort(self._engine.unfinished))
         self._engine.check_integrity()
         log.info("ended", steps=self._engine.stats().steps)
+
+
+def _aborted(request_id: str) -> RequestOutput:
+    return RequestOutput(id=request_id, finish_reason=FinishReason.ABORT.value)
 
 
 def _result(launch: "Future[Launched]") -> StepResult:

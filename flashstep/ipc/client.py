@@ -51,10 +51,12 @@ class OutputStream:
     One reader. Each step of the iteration gives everything that has arrived since the last one, merged.
     """
 
-    __slots__ = ("_client", "_error", "_pending", "_waiter", "done", "id")
+    __slots__ = ("_client", "_error", "_pending", "_waiter", "done", "id", "params", "queued_tokens")
 
-    def __init__(self, client: "EngineClient", request_id: str) -> None:
-        self.id = request_id
+    def __init__(self, client: "EngineClient", request: Request) -> None:
+        self.id = request.id
+        self.params = request.params
+        self.queued_tokens = len(request.prompt)  # 0 once the first token is here
         self.done = False  # the final output was delivered, or the stream was closed
         self._client = client
         self._pending: list[RequestOutput] = []
@@ -130,6 +132,7 @@ class EngineClient:
         self.ready: Ready | None = None  # set by ``start``
         self.stats: Stats | None = None  # the newest, at most every 100 ms
         self.failure: str | None = None  # why the engine is gone
+        self.num_queued_tokens = 0  # of whole prompts whose first token has not come
         self._end = ServerEnd(addresses)
         self._sentinel = sentinel
         self._closed = False
@@ -201,8 +204,9 @@ class EngineClient:
         for request in requests:
             assert request.id not in self._streams, f"request id {request.id!r} is in use"
         self._end.send(Submit(requests=tuple(requests)))  # first: what cannot be sent must leave no stream
-        streams = tuple(OutputStream(self, request.id) for request in requests)
+        streams = tuple(OutputStream(self, request) for request in requests)
         self._streams.update((stream.id, stream) for stream in streams)
+        self.num_queued_tokens += sum(stream.queued_tokens for stream in streams)
         return streams
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -213,8 +217,13 @@ class EngineClient:
 
     def forget(self, stream: OutputStream) -> None:
         """Abort ``stream``'s request, if it is unfinished, and drop whatever still comes for it."""
+        self._not_queued(stream)
         if self._streams.pop(stream.id, None) is not None and self.failure is None:
             self._end.send(Abort(request_ids=(stream.id,)))
+
+    def _not_queued(self, stream: OutputStream) -> None:
+        self.num_queued_tokens -= stream.queued_tokens
+        stream.queued_tokens = 0
 
     def new_future(self) -> "asyncio.Future[None]":
         assert self._loop is not None
@@ -240,25 +249,31 @@ class EngineClient:
 
     def _handle(self, message: ToServer) -> None:
         if isinstance(message, Outputs):
-            streams = self._streams
-            for output in message.outputs:
-                stream = streams.get(output.id)
-                if stream is None:
-                    continue  # closed here; the engine has not heard of it yet
-                if output.finish_reason is not None:
-                    del streams[output.id]
-                stream.push(output)
+            self._hand_out(message)
         elif isinstance(message, Stats):
             self.stats = message
         elif isinstance(message, Rejected):
             stream = self._streams.pop(message.request_id, None)
             if stream is not None:
+                self._not_queued(stream)
                 stream.fail(RequestRejected(message.reason))
         elif isinstance(message, Ready):
             self.ready = message
             self._announce()
         elif isinstance(message, Failed):
             self._fail(message.reason)
+
+    def _hand_out(self, message: Outputs) -> None:
+        streams = self._streams
+        for output in message.outputs:
+            stream = streams.get(output.id)
+            if stream is None:
+                continue  # closed here; the engine has not heard of it yet
+            if stream.queued_tokens and (output.tokens or output.finish_reason is not None):
+                self._not_queued(stream)
+            if output.finish_reason is not None:
+                del streams[output.id]
+            stream.push(output)
 
     def _process_gone(self) -> None:
         assert self._loop is not None and self._sentinel is not None
@@ -299,6 +314,7 @@ def _merged(outputs: list[RequestOutput]) -> RequestOutput:
         id=last.id,
         tokens=tuple(token for output in outputs for token in output.tokens),
         finish_reason=last.finish_reason,
+        failure=last.failure,
         stop_token=last.stop_token,
         logprobs=tuple(item for output in outputs for item in output.logprobs),
         prompt_logprobs=tuple(item for output in outputs for item in output.prompt_logprobs),

@@ -29,6 +29,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_blocks: int
     block_size: int
     hit_policy: str
+    enable_prefix_caching: bool = True
     vocab_size: int
     token_map_fingerprint: (
         str  # of the Engram token map; the server's tokenizer must give the same (case A34)
@@ -43,6 +44,7 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one request. ``finish_reason`` ("stop", "length", "abort", "error") ends it.
 
+    ``failure`` says why, for the user, where that is his constraint's doing ("error").
     ``stop_token`` is the id that stopped it (it is the last of ``tokens``). ``cached_tokens`` and ``replayed_tokens`` come with
     the first output, as do ``queued_s`` and ``prefill_s``. ``preemptions`` comes with the last, as does ``acceptance`` where the
     engine speculates.
@@ -51,6 +53,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     id: str
     tokens: tuple[int, ...] = ()
     finish_reason: str | None = None
+    failure: str | None = None
     stop_token: int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
@@ -70,14 +73,19 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Gauges now, counters since the start."""
 
     running: int
-    waiting: int
+    waiting: int  # for a slot or for blocks
+    deferred: int = 0  # for the grammar of their constraint, which is being compiled
     cache_usage: float  # 0..1, blocks owned by live requests
     prefix_queries: int  # prompt tokens looked up
     prefix_hits: int  # of them, found
     preemptions: int
-    prompt_tokens: int
+    prompt_tokens: int  # of requests that have got their first token
+    cached_tokens: int = 0  # of them, found in the prefix cache
+    replayed_tokens: int = 0  # of those, run again (hit policy bounded)
     generation_tokens: int
     steps: int
+    step_rows: tuple[int, ...] = ()  # [i] counts the steps of 2^(i-1) + 1 .. 2^i rows, [0] those of one row
+    rows: int = 0  # of all steps: prompt rows, newest tokens and drafts
     acceptance: Acceptance | None = None  # None: the engine does not speculate
 
 

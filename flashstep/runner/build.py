@@ -124,9 +124,11 @@ def build(
         memory = plan_memory(model, config, layout=layout, on_gpu=True)
         budget = memory.budget
         pool.resize(budget.num_blocks, budget.num_window_blocks)
+    vocabulary = _vocabulary(config, model, eos_token_ids=found.eos_token_ids)
     facts = _facts(
         config,
         whole,
+        follows_grammars=vocabulary is not None,
         budget=budget,
         eos_token_ids=found.eos_token_ids,
         token_map=token_map,
@@ -156,7 +158,7 @@ def build(
         model=transformer,
         batches=batches,
         device=device,
-        vocabulary=_vocabulary(config, model, eos_token_ids=found.eos_token_ids),
+        vocabulary=vocabulary,
         drafter=None if draft is None else draft.proposer,
         costs=None if draft is None else draft.costs,
         decode=_decode(transformer, facts, batches, ops=found.ops, device=device),
@@ -374,7 +376,13 @@ def _vocabulary(
 ) -> Vocabulary | None:
     if not _has_tokenizer(config.model) or config.emulate is not None:
         return None
-    return Vocabulary.read(config.model, vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
+    vocabulary = Vocabulary.read(config.model, vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
+    try:
+        vocabulary.prepare()
+    except ValueError as error:
+        log.warning("constraints are refused: llguidance cannot read tokenizer.json", error=str(error))
+        return None
+    return vocabulary
 
 
 @contextlib.contextmanager
@@ -448,6 +456,7 @@ def _facts(
     eos_token_ids: tuple[int, ...],
     token_map: TokenMap,
     speculates: Speculation | None,
+    follows_grammars: bool,
 ) -> RunnerFacts:
     return RunnerFacts(
         scheduler=SchedulerConfig(
@@ -469,5 +478,5 @@ def _facts(
         eos_token_ids=eos_token_ids,
         token_map_fingerprint=token_map.fingerprint,
         speculation=speculates,
-        follows_grammars=_has_tokenizer(config.model) and config.emulate is None,
+        follows_grammars=follows_grammars,
     )

@@ -3,7 +3,7 @@
 ``runner.build.build_runner(config: EngineConfig)`` gives a ``Runner``. The engine builds its scheduler from ``facts``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from flashstep.config.cache import CacheConfig
 from flashstep.config.scheduler import SchedulerConfig
 from flashstep.config.speculative import Speculation
-from flashstep.request import Request
+from flashstep.request import Constraint, Request
 from flashstep.step import StepPlan, StepResult
 
 
@@ -25,9 +25,7 @@ class RunnerFacts(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     token_map_fingerprint: str
     speculation: Speculation | None = None
-    follows_grammars: bool = (
-        True  # False: the checkpoint has no tokenizer, so nobody knows what its tokens spell
-    )
+    follows_grammars: bool = True  # False: nobody knows what the tokens spell
 
     @property
     def max_model_len(self) -> int:
@@ -51,11 +49,21 @@ class Launched(Protocol):
         ...
 
 
+class Compiled(Protocol):
+    """A constraint that a request can follow from its first token on."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it cannot be followed, in words for the user; None if it can."""
+        ...
+
+
 class Runner(Protocol):
-    """Runs steps in the order given, always from one and the same thread.
+    """Runs steps in the order given, always from one and the same thread; compiles constraints in any, beside the steps.
 
     ``launch`` may return before the step is over; the next step may be launched before its result is asked for.
-    ``requests`` are those that ``plan`` admits for the first time. Order of effects inside a plan: ``finished`` ids are
+    ``requests`` are those that ``plan`` admits for the first time, ``compiled`` the constraints of those that have one, by id;
+    each is used for one request. Order of effects inside a plan: ``finished`` ids are
     forgotten, ``released`` slots are dropped, ``admitted`` ones take theirs, then all spans run as one forward. A plan is
     only ever made with at least one span.
     """
@@ -63,4 +71,8 @@ class Runner(Protocol):
     @property
     def facts(self) -> RunnerFacts: ...
 
-    def launch(self, plan: StepPlan, requests: Sequence[Request]) -> Launched: ...
+    def compile(self, constraint: Constraint) -> Compiled: ...
+
+    def launch(
+        self, plan: StepPlan, requests: Sequence[Request], compiled: Mapping[str, Compiled]
+    ) -> Launched: ...

@@ -18,10 +18,10 @@ ABSENT = -1
 
 @dataclass(kw_only=True, slots=True)
 class History:
-    """One request and the tokens it has so far; the grammar it follows, the drafts proposed behind its newest token, if any.
+    """One request and the tokens it has so far; what it must follow, drafts proposed behind its newest token, if any.
 
-    ``foreseen`` are the survivals of the proposal before, () before the first. ``plain``: its tokens depend on logits,
-    temperature and cuts only, and nobody asks for more than tokens. ``cuts``: it has a top-k, top-p or min-p.
+    ``foreseen`` are the survivals of the proposal before, () before the first. ``plain``: if its matcher lets it, its tokens
+    depend on logits, temperature and cuts only, and nobody asks for more than tokens. ``cuts``: it has a top-k, top-p or min-p.
     """
 
     request: Request
@@ -36,8 +36,7 @@ class History:
     def __post_init__(self) -> None:
         p = self.request.params
         self.plain = (
-            self.matcher is None
-            and p.logprobs is None
+            p.logprobs is None
             and p.repetition_penalty == 1
             and not (p.presence_penalty or p.frequency_penalty or p.logit_bias or p.bad_words)
         )

@@ -8,7 +8,7 @@ that plans bring.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from flashstep.config.speculative import DraftSampleMethod, RejectionSampleMethod, Speculation
 from flashstep.model.transformer import Transformer
-from flashstep.request import Request, TokenLogprob
+from flashstep.request import Constraint, Request, TokenLogprob
 from flashstep.runner.batch import BatchBuilder, prompt_logprob_count, wanted_offsets
 from flashstep.runner.decode import DecodeStep
-from flashstep.runner.facts import RunnerFacts
+from flashstep.runner.facts import Compiled, RunnerFacts
 from flashstep.runner.histories import History, Slots
 from flashstep.runner.resolve import Resolved, adapt, resolve
 from flashstep.runner.staging import Returning
@@ -38,10 +38,11 @@ log = Log("runner")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """What a span that samples has brought."""
+    """What a span that samples has brought; ``failure``: why its constraint lets nothing follow."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
+    failure: str | None = None
 
 
 NOTHING = Sampled(tokens=(), logprobs=())
@@ -143,16 +144,21 @@ class ModelRunner:
     def facts(self) -> RunnerFacts:
         return self._facts
 
+    def compile(self, constraint: Constraint) -> Matcher:
+        """What one request needs to follow ``constraint``. From any thread."""
+        assert self._vocabulary is not None, "the engine refuses constraints where there is no tokenizer"
+        return Matcher(self._vocabulary, constraint)
+
     def run(self, plan: StepPlan, requests: Sequence[Request]) -> StepResult:
-        """Launch one step and wait for it."""
-        return self.launch(plan, requests).result()
+        """Launch one step, of requests without constraints, and wait for it."""
+        return self.launch(plan, requests, {}).result()
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, requests: Sequence[Request]) -> Step:
-        """Run one step, or queue it; ``requests`` are those that ``plan`` admits for the first time."""
+    def launch(self, plan: StepPlan, requests: Sequence[Request], compiled: Mapping[str, Compiled]) -> Step:
+        """Run one step, or queue it; see ``facts.Runner``."""
         if plan.admitted:
             self.settle()  # a slot is taken with what its request has by now
-        self._follow(plan, requests)
+        self._follow(plan, requests, compiled)
         if self.decode is not None and self._is_plain_decoding(plan):
             return self._launch_decoding(plan, self.decode)
         self.settle()
@@ -166,9 +172,16 @@ class ModelRunner:
     def _is_plain_decoding(self, plan: StepPlan) -> bool:
         if any(span.drafts is None for span in plan.spans) or self.drafter is not self._own_drafter:
             return False  # prompts; or somebody else proposes, on the host
+        # tokens that each may have got when this step is over, besides those that are known
+        count = sum(1 + step.verified for step in self._in_flight) + max(
+            1 + (span.drafts or 0) for span in plan.spans
+        )
         holders = (self._slots.holder(span.slot) for span in plan.spans)
         plain = all(
-            history.plain and len(history.output) >= history.request.params.min_tokens for history in holders
+            history.plain
+            and len(history.output) >= history.request.params.min_tokens
+            and (history.matcher is None or history.matcher.free(count))
+            for history in holders
         )
         if not plain and not self._has_told:
             self._has_told = True
@@ -210,6 +223,8 @@ class ModelRunner:
             count, drafted, *numbers = row
             tokens, drafts = numbers[:count], numbers[1 + step.verified :]
             history.output.extend(tokens)
+            if history.matcher is not None:
+                history.matcher.accept(tokens)
             present = tuple(draft for draft in drafts if draft >= 0)
             # nobody asks for confidences: a runner that does never decodes by itself
             history.proposal = Proposal(tokens=present, confidences=()) if present else None
@@ -248,13 +263,14 @@ class ModelRunner:
                 logprobs=news.logprobs,
                 prompt_logprobs=told,
                 drafted=len(item.drafts) + item.cut,
+                failure=news.failure,
             )
         return StepResult(
             step=plan.step,
             spans=tuple(results.get(span.slot) or self._nothing(span) for span in plan.spans),
         )
 
-    def _follow(self, plan: StepPlan, requests: Sequence[Request]) -> None:
+    def _follow(self, plan: StepPlan, requests: Sequence[Request], compiled: Mapping[str, Compiled]) -> None:
         """Bring histories and slots up to ``plan``."""
         for request_id in plan.finished:
             del self._histories[request_id]
@@ -265,19 +281,16 @@ class ModelRunner:
             assert request.params.seed is not None or request.params.temperature == 0, (
                 "the engine draws seeds"
             )
-            self._histories[request.id] = History(request=request, matcher=self._matcher(request))
+            matcher = compiled.get(request.id)
+            assert matcher is None or isinstance(matcher, Matcher), "constraints are compiled here"
+            assert (matcher is None) == (request.params.constraint is None), request.id
+            self._histories[request.id] = History(request=request, matcher=matcher)
         for admission in plan.admitted:
             self._slots.take(admission, self._histories[admission.request_id])
             if self.decode is not None:
                 self.decode.state.take(admission.slot)
         for span in plan.spans:
             self._slots.extend(span)
-
-    def _matcher(self, request: Request) -> Matcher | None:
-        if request.params.constraint is None:
-            return None
-        assert self._vocabulary is not None, "the engine refuses grammars where there is no tokenizer"
-        return Matcher(self._vocabulary, request.params.constraint)
 
     def _resolve(self, plan: StepPlan) -> list[Resolved]:
         speculation = self._facts.speculation
@@ -322,15 +335,18 @@ class ModelRunner:
             if history.proposal is not None:
                 history.foreseen = survivals(history.proposal.confidences)
                 history.proposal = None
+            failure = None
             if history.matcher is not None:
-                history.matcher.accept(tokens)
+                # the history keeps what was sampled where nothing could be: its request ends, and steps in flight need a token
+                tokens = tokens[: history.matcher.accept(tokens)]
+                failure = history.matcher.failure
             count = history.request.params.logprobs
             logprobs = (
                 []
-                if count is None
+                if count is None or not tokens
                 else token_logprobs(logits_RV[: len(tokens)], tokens, counts=[count] * len(tokens))
             )
-            results[item.span.slot] = Sampled(tokens=tokens, logprobs=tuple(logprobs))
+            results[item.span.slot] = Sampled(tokens=tokens, logprobs=tuple(logprobs), failure=failure)
         return results
 
     def _drafted(self, item: Resolved) -> Drafted:

@@ -1,14 +1,17 @@
-"""Grammars at run time: which tokens one request may emit next, and how many of its drafts may stand.
+"""Constraints at run time: which tokens one request may emit next, and how many of its drafts may stand.
 
 ``Vocabulary`` is the checkpoint's tokens as llguidance reads them; ``Matcher`` follows one request. Wraps llguidance and adds the
-token behind which a grammar begins, the end, and drafts that are looked at and not taken. A mask depends on the tokens that were
-accepted and on nothing else, so it is the same with and without speculation. Knows no logits. Suffix: V vocabulary.
+token behind which a grammar begins, the limit of what comes before it, the end, and drafts that are looked at and not taken.
+A mask depends on the tokens that were accepted and on nothing else, so it is the same with and without speculation. Knows no
+logits. Suffix: V vocabulary.
 """
 
 import json
+import time
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,20 +20,30 @@ from torch import Tensor
 
 from flashstep.config.errors import ConfigError
 from flashstep.request import Constraint
-from flashstep.sampling.grammar import LIMITS, reason
+from flashstep.sampling.grammar import LIMITS, STUCK, reason
+
+# Time of the processor that a request may spend on its masks: a step waits for it, with everybody who is in it. llguidance's
+# limits do not bound it (an ambiguous grammar was seen to take 0.1 s a token and 1.3 s at worst); ordinary masks take under 1 ms,
+# the first of a schema of 5000 keys 90 ms.
+MASK_S = 0.02  # for each mask, saved up to
+CREDIT_S = 1.0
+SLOW = "the grammar is too ambiguous or too large: finding out what it allows takes too long"
+COMPILED = 16  # grammars that are kept compiled: agents send the same tools with every turn
 
 
 class Vocabulary:
     """The tokens of one ``tokenizer.json``, padded to the model's ``vocab_size``; ids of ``eos_token_ids`` end a text.
 
-    The table is made when it is first asked for, which most engines never do: 1 to 2 s and 120 MB for 129,000 tokens. Control
-    tokens (all added ones) stand for no text in it, so no grammar lets them through, whatever they spell.
+    The table takes 1 to 2 s, for half of which nothing else in the process runs, and 120 MB for 129,000 tokens: ``prepare``
+    makes it before anybody is served. Control tokens (all added ones) stand for no text in it, so no grammar lets them through,
+    whatever they spell.
     """
 
     def __init__(self, definition: str, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self._definition = definition
+        self._compile = lru_cache(maxsize=COMPILED)(self._compile_anew)
 
     @classmethod
     def read(cls, folder: Path, *, vocab_size: int, eos_token_ids: Sequence[int]) -> "Vocabulary":
@@ -41,6 +54,20 @@ class Vocabulary:
         except OSError as error:
             raise ConfigError(str(file), [f"it cannot be read: {error.strerror}"]) from error
         return cls(definition, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+
+    def prepare(self) -> None:
+        """Make now what is made once."""
+        assert self.tokens.vocab_size == len(self.usable_V)
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """``grammar`` at its beginning; in an error if it cannot be matched. From any thread: others go on meanwhile."""
+        return self._compile(grammar).deep_copy()
+
+    def _compile_anew(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self.tokens, grammar, log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        return matcher
 
     @cached_property
     def tokens(self) -> LLTokenizer:
@@ -54,7 +81,8 @@ class Vocabulary:
 
     @cached_property
     def usable_V(self) -> np.ndarray:
-        """bool [V]: EOS, and every token that is mere text. A grammar may name others by number, and does not get them."""
+        """bool [V]: EOS, and every token that is mere text. A grammar may name others by number, and gets them only if its
+        ``Constraint`` lists them."""
         parsed = json.loads(self._definition)
         usable_V = np.zeros(self.vocab_size, dtype=bool)
         usable_V[list(parsed["model"]["vocab"].values())] = True
@@ -69,27 +97,52 @@ class Vocabulary:
         return end_V
 
 
-class Matcher:
-    """Where one request stands in its grammar.
+class _Place(NamedTuple):
+    """How far an output has come: ``before`` counts its tokens before the constraint's ``after``."""
 
-    Up to and including the constraint's ``after`` everything is allowed; then what the grammar says, with EOS where the grammar
-    can end; after EOS, or once matching has failed (``failure`` says why: a limit was met), EOS only.
+    before: int
+    begun: bool
+    ended: bool
+
+
+class Matcher:
+    """Where one request stands in its constraint. Making one compiles the grammar, which may be done in any thread.
+
+    Before the constraint's ``after`` comes, everything is allowed but, if there is a grammar, an end and the grammar's own
+    control tokens, with which an answer would begin that the grammar does not see; when ``limit`` tokens have come, only
+    ``after`` is. Then what the grammar says, with EOS where the grammar can end; after EOS, EOS only. Once matching has failed
+    (``failure`` says why) there is nothing that may follow.
     """
 
     def __init__(self, vocabulary: Vocabulary, constraint: Constraint) -> None:
         self._vocabulary = vocabulary
         self._after = constraint.after
-        self._begun = constraint.after is None
-        self._ended = False
-        self._matcher = LLMatcher(vocabulary.tokens, constraint.grammar, log_level=0, limits=LIMITS)
-        self._failure = reason(self._matcher) if self._matcher.is_error() else None
-        # the drafts that were looked at since the last ``accept``, and what ``_walk`` gave
-        self._walked: tuple[tuple[int, ...], list[np.ndarray | None]] | None = None
+        self._limit = constraint.limit
+        self._place = _Place(0, begun=constraint.after is None, ended=False)
+        self._matcher = None if constraint.grammar is None else vocabulary.compile(constraint.grammar)
+        self._before_V: np.ndarray | None = None
+        if self._matcher is not None:
+            controls = list(constraint.control_tokens)
+            self._usable_V = vocabulary.usable_V.copy()
+            self._usable_V[controls] = True
+            self._before_V = ~vocabulary.end_V
+            self._before_V[controls] = False
+        failed = self._matcher is not None and self._matcher.is_error()
+        self._failure = reason(self._matcher) if self._matcher is not None and failed else None
+        self._credit_s = CREDIT_S
+        # the drafts that were looked at since the last ``accept``, what ``_walk`` gave, and at which place matching failed
+        self._walked: tuple[tuple[int, ...], list[np.ndarray | None], tuple[int, str] | None] | None = None
 
     @property
     def failure(self) -> str | None:
-        """Why the grammar could not be followed any further; the request can only end, or has."""
+        """Why the grammar cannot be followed any further; the request ends with it."""
         return self._failure
+
+    def free(self, count: int) -> bool:
+        """Whether the next ``count`` tokens may be anything, whatever they are."""
+        if self._matcher is not None or self._failure is not None:
+            return False
+        return self._place.begun or self._limit is None or self._place.before + count <= self._limit
 
     def keep(self, drafts: Sequence[int]) -> int:
         """How many of the leading ``drafts`` may follow what was accepted."""
@@ -98,64 +151,110 @@ class Matcher:
     def masks(self, drafts: Sequence[int]) -> list[Tensor | None]:
         """What may stand at the place of each draft, and behind the last: len(drafts) + 1 masks, bool [V] or None (anything).
 
-        ``drafts`` must be such that all of them may follow (``keep``). Nothing is accepted by this.
+        ``drafts`` must be such that all of them may follow (``keep``). Nothing is accepted by this. Where matching fails the mask
+        is EOS, so that there is something to sample; ``accept`` does not take it.
         """
         walked = self._walk(drafts)
         assert len(walked) == len(drafts) + 1, "drafts that break the grammar are cut first"
         return [None if mask_V is None else torch.from_numpy(mask_V) for mask_V in walked]
 
-    def accept(self, tokens: Sequence[int]) -> None:
-        """Take ``tokens`` as emitted, one after the other. A new matcher that accepts a history stands where the old one did."""
-        self._walked = None
-        for token in tokens:
-            if not self._begun:
-                self._begun = token == self._after
-            elif self._ended or self._failure is not None:
-                continue
-            elif token in self._vocabulary.eos_token_ids:
-                self._ended = True
-                if not self._matcher.is_accepting():
-                    self._failure = "the text has ended before the grammar has"
-            elif not self._matcher.consume_token(token):
-                self._failure = reason(self._matcher)
+    def accept(self, tokens: Sequence[int]) -> int:
+        """Take ``tokens`` as emitted, one after the other; gives how many, fewer than all where matching fails before them.
+
+        A new matcher that accepts a history stands where the old one did.
+        """
+        began = time.thread_time()
+        taken = self._accepted(tokens)
+        self._pay(began)
+        return taken
+
+    def _accepted(self, tokens: Sequence[int]) -> int:
+        walked, self._walked = self._walked, None
+        for number, token in enumerate(tokens):
+            if walked is not None and walked[2] is not None:
+                place, why = walked[2]
+                if place == number and walked[0][:place] == tuple(tokens[:place]):
+                    self._failure = why
+            if self._failure is not None:
+                return number
+            self._take(token)
+        return len(tokens)
+
+    def _take(self, token: int) -> None:
+        place, matcher = self._place, self._matcher
+        self._place = self._behind(place, token)
+        if matcher is None or not place.begun or place.ended:
+            return
+        if self._place.ended:
+            if not matcher.is_accepting():
+                self._failure = "the text has ended before the grammar has"
+        elif not matcher.consume_token(token):
+            self._failure = reason(matcher)
+
+    def _behind(self, place: _Place, token: int) -> _Place:
+        if not place.begun:
+            begun = token == self._after
+            return _Place(place.before + (not begun), begun=begun, ended=False)
+        ends = self._matcher is not None and token in self._vocabulary.eos_token_ids
+        return place._replace(ended=place.ended or ends)
 
     def _walk(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
         """The masks of ``drafts`` up to the first that may not stand: one more than may."""
         wanted = tuple(drafts)
         if self._walked is not None and self._walked[0][: len(wanted)] == wanted:
             return self._walked[1][: len(wanted) + 1]
-        matcher, begun, ended = self._matcher, self._begun, self._ended or self._failure is not None
-        masks = [self._mask(matcher) if begun and not ended else self._outside(begun=begun)]
-        if begun and not ended and matcher.is_error():
-            self._failure, ended = reason(matcher), True
-        # a copy, not rolled back: a limit that a rejected draft meets would stay for good
-        matcher = matcher.deep_copy()
-        for token in wanted:
+        began = time.thread_time()
+        place, matcher = self._place, self._matcher
+        mask_V, why = self._mask(place, matcher)
+        self._failure = why
+        masks, failed = [mask_V], None if why is None else (0, why)
+        if matcher is not None and wanted:
+            # a copy, not rolled back: a limit that a rejected draft meets would stay for good
+            matcher = matcher.deep_copy()
+        for number, token in enumerate(wanted, start=1):
             assert 0 <= token < self._vocabulary.vocab_size, f"draft {token} is no token"
-            mask_V = masks[-1]
-            if mask_V is not None and not mask_V[token]:
+            if failed is not None or not (mask_V is None or mask_V[token]):
                 break
-            if not begun:
-                begun = token == self._after
-            elif token in self._vocabulary.eos_token_ids:
-                ended = True
-            elif not ended:
+            before, place = place, self._behind(place, token)
+            if matcher is not None and before.begun and not place.ended:
                 matcher.consume_token(token)
-            masks.append(self._mask(matcher) if begun and not ended else self._outside(begun=begun))
-        self._walked = (wanted, masks)
+            mask_V, why = self._mask(place, matcher)
+            masks.append(mask_V)
+            failed = None if why is None else (number, why)
+        self._walked = (wanted, masks, failed)
+        self._pay(began, masks=len(masks))
         return masks
 
-    def _outside(self, *, begun: bool) -> np.ndarray | None:
-        """Before the grammar has begun, and after its end."""
-        return self._vocabulary.end_V if begun else None
+    def _pay(self, began: float, *, masks: int = 0) -> None:
+        """For the time since ``began``; ``masks`` were worked out in it."""
+        if self._matcher is None:
+            return
+        self._credit_s = min(self._credit_s + masks * MASK_S, CREDIT_S) - (time.thread_time() - began)
+        if self._credit_s < 0 and self._failure is None:
+            self._failure = SLOW
 
-    def _mask(self, matcher: LLMatcher) -> np.ndarray:
-        """What the grammar allows next; EOS once ``matcher`` has met a limit (now, or on the way here)."""
+    def _mask(self, place: _Place, matcher: LLMatcher | None) -> tuple[np.ndarray | None, str | None]:
+        """What may come at ``place``; and why nothing may, if so."""
+        end_V = self._vocabulary.end_V
+        if self._failure is not None:
+            return end_V, self._failure
+        if not place.begun:
+            return (self._only_after_V if place.before == self._limit else self._before_V), None
+        if matcher is None:
+            return None, None
+        if place.ended:
+            return end_V, None
         bits = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
-            return self._vocabulary.end_V
+            return end_V, reason(matcher)
         allowed_V = np.unpackbits(
             np.frombuffer(bits, dtype=np.uint8), count=self._vocabulary.vocab_size, bitorder="little"
         )
-        allowed_V = allowed_V.view(bool) & self._vocabulary.usable_V
-        return allowed_V if allowed_V.any() else self._vocabulary.end_V
+        allowed_V = allowed_V.view(bool) & self._usable_V
+        return (allowed_V, None) if allowed_V.any() else (end_V, STUCK)
+
+    @cached_property
+    def _only_after_V(self) -> np.ndarray:
+        only_V = np.zeros(self._vocabulary.vocab_size, dtype=bool)
+        only_V[self._after] = True
+        return only_V

@@ -23,32 +23,42 @@ LIMITS = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
+STUCK = "no token of the model spells anything that the grammar allows next"
 EXCERPT = re.compile(r"\n\s*\d+ \| ")  # where the library goes on to print the lines of the grammar
 
 
+TEXT_IDS = 257
+
+
 class _Bytes:
-    """A vocabulary of the 256 bytes and an end, for checks before any model is known. It has no control tokens to name."""
+    """A vocabulary of the 256 bytes and an end, for checks before any model is known, and of ``num_ids`` without text."""
 
     eos_token_id = 256
     bos_token_id = None
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
     special_token_ids = (256,)
+
+    def __init__(self, num_ids: int) -> None:
+        self.tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", *((b"",) * (num_ids - TEXT_IDS)))
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)
 
 
 @cache
-def _bytes_vocabulary() -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_Bytes()))
+def _bytes_vocabulary(num_ids: int = TEXT_IDS) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Bytes(num_ids)))
 
 
 def problem(constraint: Constraint) -> str | None:
     """What is wrong with the grammar of ``constraint``, in words; None if matching can begin."""
     grammar = constraint.grammar
+    if grammar is None:
+        return None
     if len(grammar) > MAX_GRAMMAR_CHARS:
         return f"it is {len(grammar)} characters long; at most {MAX_GRAMMAR_CHARS} are taken"
-    matcher = LLMatcher(_bytes_vocabulary(), grammar, log_level=0, limits=LIMITS)
+    # a control token is named by its number, so there must be that many; with none of them no number means anything
+    vocabulary = _bytes_vocabulary(max((TEXT_IDS, *(token + 1 for token in constraint.control_tokens))))
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
         return reason(matcher)
     matcher.compute_bitmask()
@@ -58,4 +68,6 @@ def problem(constraint: Constraint) -> str | None:
 def reason(matcher: LLMatcher) -> str:
     """Why ``matcher`` has stopped with an error, on one line."""
     text = EXCERPT.split(matcher.get_error().replace("<non-verbose/>", ""))[0]
+    if text.startswith("NoExtension"):
+        return STUCK
     return " ".join(text.split())[:MAX_REASON_CHARS]

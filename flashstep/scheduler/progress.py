@@ -11,6 +11,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     tokens: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
+    failure: str | None = None
     stop_token: int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
@@ -32,6 +33,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hits: int
     preemptions: int
     prompt_tokens: int
+    cached_tokens: int
+    replayed_tokens: int
     generation_tokens: int
     steps: int
+    step_rows: tuple[int, ...]
+    rows: int
     acceptance: Acceptance | None

@@ -26,7 +26,7 @@ from flashstep.scheduler.admission import Memory, admit
 from flashstep.scheduler.progress import Progress, SchedulerStats
 from flashstep.scheduler.states import Job, State, Tables
 from flashstep.scheduler.stop import judge
-from flashstep.scheduler.tally import Tally
+from flashstep.scheduler.tally import RowTally, Tally
 from flashstep.step import Admission, Span, SpanResult, StepPlan, StepResult
 
 MAX_IN_FLIGHT = 2
@@ -104,7 +104,10 @@ class Scheduler:
         self._prefix_queries = 0
         self._prefix_hits = 0
         self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._replayed_tokens = 0
         self._generation_tokens = 0
+        self._row_tally = RowTally(config.max_num_batched_tokens)
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -380,6 +383,7 @@ class Scheduler:
         entries = [(job, span, job.admissions) for job, span in zip(sketch.jobs, sketch.spans, strict=True)]
         self._in_flight.append(_InFlight(sketch.step, entries))
         self._steps += 1
+        self._row_tally.add(self._config.max_num_batched_tokens - sketch.left)
         released, self._released = self._released, []
         gone, self._gone = self._gone, []
         self._first = tuple(sketch.first)
@@ -442,10 +446,10 @@ class Scheduler:
                 if prompt_logprobs
                 else None
             )
-        assert given.tokens, f"{job}: a span that samples brings at least one token"
+        assert given.tokens or given.failure, f"{job}: a span that samples brings at least one token"
         self._count(job, given)
         room = job.limit - (len(job.tokens) - job.prompt_len)
-        verdict = judge(given.tokens, room=room, stop_ids=job.stop_ids)
+        verdict = judge(given.tokens, room=room, stop_ids=job.stop_ids, failed=given.failure is not None)
         count = len(verdict.kept)
         first = job.first_token_at is None
         job.learn(verdict.kept, now=now)
@@ -454,12 +458,15 @@ class Scheduler:
             return Progress(request_id=job.request.id, tokens=verdict.kept, logprobs=given.logprobs)
         if first:
             self._prompt_tokens += job.prompt_len
+            self._cached_tokens += job.cached_tokens
+            self._replayed_tokens += job.replayed_tokens
         admitted = job.admitted_at
         assert admitted is not None
         return Progress(
             request_id=job.request.id,
             tokens=verdict.kept,
             finish_reason=verdict.reason,
+            failure=given.failure if verdict.reason is FinishReason.ERROR else None,
             stop_token=verdict.stop_token,
             logprobs=given.logprobs[:count],
             prompt_logprobs=prompt_logprobs,
@@ -472,7 +479,7 @@ class Scheduler:
         )
 
     def _count(self, job: Job, given: SpanResult) -> None:
-        if given.drafted and job.tally and self._tally:
+        if given.drafted and given.tokens and job.tally and self._tally:
             for tally in (job.tally, self._tally):
                 tally.add(given.drafted, accepted=len(given.tokens) - 1)
 
@@ -502,8 +509,12 @@ class Scheduler:
             prefix_hits=self._prefix_hits,
             preemptions=self._preemptions,
             prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            replayed_tokens=self._replayed_tokens,
             generation_tokens=self._generation_tokens,
             steps=self._steps,
+            step_rows=tuple(self._row_tally.steps),
+            rows=self._row_tally.rows,
             acceptance=self._tally.acceptance() if self._tally else None,
         )
 

@@ -1,7 +1,21 @@
-"""What speculation did, counted: of one request, or of all of them. Gives ``request.Acceptance``."""
+"""Counts that grow with every step: what speculation did (of one request, or of all), and how many rows steps have."""
 
 from flashstep.config.speculative import Speculation
 from flashstep.request import Acceptance
+
+
+class RowTally:
+    """Steps by their rows, in powers of two."""
+
+    __slots__ = ("rows", "steps")
+
+    def __init__(self, most: int) -> None:
+        self.steps = [0] * ((most - 1).bit_length() + 1)  # [i]: of 2^(i-1) + 1 .. 2^i rows, [0] of one row
+        self.rows = 0
+
+    def add(self, rows: int) -> None:
+        self.steps[(rows - 1).bit_length()] += 1
+        self.rows += rows
 
 
 class Tally:

@@ -5,53 +5,79 @@ Knows choices and frames, not what the frames say.
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from msgspec import UNSET
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from flashstep.ipc.client import EngineDied, OutputStream, RequestRejected
 from flashstep.request import Request as EngineRequest
 from flashstep.server import answers
-from flashstep.server.acceptance import added
 from flashstep.server.answers import ChunkWriter
 from flashstep.server.choices import Choice, Failed, Piece, usage
 from flashstep.server.errors import ApiError, engine_gone
 from flashstep.server.frontend import Frontend
-from flashstep.server.openai import ChatBody, CompletionBody
+from flashstep.server.gate import HUNG_UP, ID_HEADER, Visit
+from flashstep.server.metrics.acceptance import added
+from flashstep.server.openai import ChatBody, CompletionBody, StreamOptions
+from flashstep.server.queue_limits import check_room
 from flashstep.server.sse import DONE, EventStream, Write, closed_on_disconnect, event
 
 LARGE_BODY_BYTES = 64 << 10  # larger ones are tokenised beside the event loop
+JSON = "application/json"
 PATIENCE = 8  # times the limit: how much of a body that is too long is read before it is refused
-MAX_ID_CHARS = 128
 
 Frames = Callable[[Choice, Piece], bytes]
 
 
 class Naming:
-    """Id, time and model name of one answer, equal in all its chunks."""
+    """Id, time and model name of one answer, equal in all its chunks.
 
-    def __init__(self, front: Frontend, request: Request, *, kind: str) -> None:
-        asked = request.headers.get("x-request-id", "")[:MAX_ID_CHARS]
-        self.id = f"{kind}-{asked or uuid.uuid4().hex}"
+    The id ends in the header X-Request-Id, or else in ``asked``, or else is drawn.
+    """
+
+    def __init__(self, front: Frontend, request: Request, *, kind: str, asked: str | None = None) -> None:
+        self.visit: Visit = request.state.visit
+        if asked is not None and ID_HEADER not in request.headers:
+            self.visit.id = asked
+        self.id = f"{kind}-{self.visit.id}"
         self.created = int(time.time())
         self.model = front.names[0]
         self.fingerprint = front.fingerprint
 
-    def writer(self, object: str) -> ChunkWriter:
+    def writer(self, object: str, *, null_usage: bool = False) -> ChunkWriter:
         return ChunkWriter(
-            id=self.id, object=object, created=self.created, model=self.model, fingerprint=self.fingerprint
+            id=self.id,
+            object=object,
+            created=self.created,
+            model=self.model,
+            fingerprint=self.fingerprint,
+            null_usage=null_usage,
         )
 
 
+def told_metrics(choices: Sequence[Choice], *, timings: bool) -> answers.AnswerMetrics | None:
+    """Once ``choices`` have ended: acceptance of all together, unless one's is not known; None if nobody asked."""
+    known = [choice.acceptance for choice in choices if choice.hears_out and choice.acceptance is not None]
+    told = answers.AnswerMetrics.of(added(known)) if len(known) == len(choices) else None
+    if timings:
+        told = told or answers.AnswerMetrics()
+        told.choices = [choice.timings() for choice in choices]
+    return told
+
+
 class Answer:
-    """What every answer keeps while its choices come in: its name, their pieces, and when usage is told."""
+    """What every answer keeps while its choices come in: its name, their pieces, and when usage and metrics are told.
+
+    In vLLM's style of streams usage has a chunk of its own behind all choices, in DeepSeek's it rides on the last choice's end.
+    """
 
     def __init__(
         self,
+        front: Frontend,
         body: ChatBody | CompletionBody,
         naming: Naming,
         choices: list[Choice],
@@ -59,35 +85,40 @@ class Answer:
         kind: str,
         chunk_kind: str,
         thinking: bool,
-        tells_acceptance: bool,
     ) -> None:
         self._naming = naming
         self._choices = choices
-        self._writer = naming.writer(chunk_kind)
         self._kind = kind
         self._n = body.n
         self._thinking = thinking
-        options = body.stream_options
-        self._usage_last = options is not None and options.include_usage
-        self._usage_always = options is not None and options.continuous_usage_stats and options.include_usage
+        options, serving = body.stream_options or StreamOptions(), front.options
+        asked = options.include_usage or serving.enable_force_include_usage
+        rides = serving.stream_style == "deepseek"
+        self._usage_last = asked and not rides
+        self._usage_at_end = asked and rides
+        self._usage_always = options.continuous_usage_stats
+        self._writer = naming.writer(chunk_kind, null_usage=bool(self._usage_at_end))
+        self._unfinished = len(choices)
         self._parts: list[list[Piece]] = [[] for _ in choices]
-        self._tells_acceptance = tells_acceptance
+        self._tells_timings = body.return_metrics
+        naming.visit.choices, naming.visit.n = choices, body.n
         for choice in choices:
-            choice.tells_acceptance = tells_acceptance
+            choice.hears_out = front.tells_acceptance or body.return_metrics
 
     def _usage(self) -> answers.Usage:
         return usage(self._choices, n=self._n, reasoning=self._thinking)
 
     def _metrics(self) -> answers.AnswerMetrics | None:
-        """Of all choices together, once they have ended; None if nobody asked or one of them is not known."""
-        known = [choice.acceptance for choice in self._choices if choice.acceptance is not None]
-        if not self._tells_acceptance or len(known) < len(self._choices):
-            return None
-        return answers.AnswerMetrics.of(added(known))
+        return told_metrics(self._choices, timings=self._tells_timings)
 
-    def _metrics_at(self, piece: Piece) -> answers.AnswerMetrics | None:
-        """What the chunk of ``piece`` tells: something only if it is the very last, and no chunk with the usage follows."""
-        return None if piece.finish_reason is None or self._usage_last else self._metrics()
+    def _told_with(self, piece: Piece) -> tuple[answers.Usage | None, answers.AnswerMetrics | None]:
+        """Usage and metrics that the chunk of ``piece`` carries; to be asked once a piece, for it counts the ends."""
+        last = False
+        if piece.finish_reason is not None:
+            self._unfinished -= 1
+            last = not self._unfinished
+        usage = self._usage() if self._usage_always or (last and self._usage_at_end) else None
+        return usage, self._metrics() if last and not self._usage_last else None
 
     def last_frames(self) -> bytes:
         return self._writer.usage(self._usage(), metrics=self._metrics()) if self._usage_last else b""
@@ -110,14 +141,16 @@ class Answer:
 
 
 async def read_body(request: Request, *, limit: int) -> bytes:
-    """The body, or 413 if it is longer than ``limit``.
+    """The JSON body as it was sent; 413 if it is longer than ``limit``, 415 if it says that it is something else.
 
     A body that is too long is read and forgotten, since a client that still writes would see a broken pipe and not the answer;
-    one that is far too long gets the answer at once.
+    one that is far too long gets the answer at once, as does a client that asked first (Expect: 100-continue).
     """
+    _check_media(request.headers)
     too_long = ApiError(f"the body is longer than {limit} bytes", status=413)
     patience = PATIENCE * limit
-    if int(request.headers.get("content-length", "0")) > patience:
+    asked_first = "expect" in request.headers
+    if int(request.headers.get("content-length", "0")) > (limit if asked_first else patience):
         raise too_long
     chunks = []
     size = 0
@@ -131,13 +164,24 @@ async def read_body(request: Request, *, limit: int) -> bytes:
             else:
                 chunks.append(chunk)
     except ClientDisconnect as error:
-        raise ApiError("the client hung up before its body was whole") from error
+        raise ApiError("the client hung up before its body was whole", status=HUNG_UP) from error
     if size > limit:
         raise too_long
     return b"".join(chunks)
 
 
+def _check_media(headers: Headers) -> None:
+    """A missing Content-Type is taken for JSON; another one is refused, for it is what pages of other sites may send unasked."""
+    media = headers.get("content-type", JSON)
+    if media.partition(";")[0].strip().lower() != JSON:
+        raise ApiError(f"Content-Type is {media}; it must be {JSON}", status=415)
+    coding = headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise ApiError(f"Content-Encoding is {coding}; send the body as it is", status=415)
+
+
 def submit(front: Frontend, requests: Sequence[EngineRequest]) -> tuple[OutputStream, ...]:
+    check_room(front, requests)
     try:
         return front.client.submit(requests)
     except EngineDied as error:
@@ -153,33 +197,53 @@ async def collect(request: Request, choices: Sequence[Choice], read: Callable[[C
 
     try:
         async with closed_on_disconnect(request.receive, lambda: _close(choices)):
-            await _all(choices, follow)
+            await follow_all(choices, follow)
     finally:
         _close(choices)
     return not any(choice.finish_reason == "abort" for choice in choices)
 
 
-def stream(choices: Sequence[Choice], frames: Frames, *, last: Callable[[], bytes]) -> EventStream:
-    """A response that sends ``frames`` of every piece as it comes, ``last()`` after the last, then [DONE]."""
+def _failed(error: ApiError) -> bytes:
+    return event(error.body())
+
+
+def stream(
+    choices: Sequence[Choice],
+    frames: Frames,
+    *,
+    last: Callable[[], bytes],
+    first: bytes = b"",
+    failed: Callable[[ApiError], bytes] = _failed,
+    done: bytes = DONE,
+) -> EventStream:
+    """A response that sends ``first``, ``frames`` of every piece as it comes, ``last()`` after the last, then ``done``.
+
+    ``failed`` spells an error in mid-stream, behind which only ``done`` comes.
+    """
 
     async def produce(write: Write) -> None:
+        if first:
+            await write(first)
+
         async def follow(choice: Choice) -> None:
             async for piece in choice:
                 if data := frames(choice, piece):
                     await write(data)
 
         try:
-            await _all(choices, follow)
+            await follow_all(choices, follow)
         except ApiError as error:
             _close(choices)
-            await write(event(error.body()) + DONE)
+            await write(failed(error) + done)
             return
-        await write(last() + DONE)
+        await write(last() + done)
 
     return EventStream(produce, lambda: _close(choices))
 
 
-async def _all(choices: Sequence[Choice], follow: Callable[[Choice], Coroutine[None, None, None]]) -> None:
+async def follow_all(
+    choices: Sequence[Choice], follow: Callable[[Choice], Coroutine[None, None, None]]
+) -> None:
     """Follow all choices at once. The first failure is raised, after the others have been closed and have ended."""
     try:
         if len(choices) == 1:
@@ -196,7 +260,7 @@ async def _all(choices: Sequence[Choice], follow: Callable[[Choice], Coroutine[N
     except RequestRejected as error:
         raise ApiError(str(error)) from error
     except Failed as error:
-        raise ApiError(str(error), status=500) from error
+        raise ApiError(str(error), status=error.status) from error
 
 
 def _close(choices: Sequence[Choice]) -> None:
@@ -210,4 +274,4 @@ def json_response(body: bytes) -> Response:
 
 def nobody_listens() -> Response:
     """The client is gone; the server has to return something."""
-    return Response(status_code=499)
+    return Response(status_code=HUNG_UP)

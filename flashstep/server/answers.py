@@ -1,19 +1,23 @@
 """The answers: response bodies and stream chunks as msgspec structs, and the encoders that write them.
 
 A stream's chunks differ only in their choice, so everything else is encoded once per request (``ChunkWriter``). Reasoning is sent
-under both names in use, ``reasoning`` and ``reasoning_content``. Knows no engine.
+under the names in use, ``reasoning`` and ``reasoning_content``, or one of them. Knows no engine.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from flashstep.chat.parse import Delta, ToolCallDelta
-from flashstep.chat.tokenizer import TextTokenizer
-from flashstep.request import Acceptance, TokenLogprob
+from flashstep.request import Acceptance
 
-LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+REASONING_FIELDS = {
+    "both": ("reasoning", "reasoning_content"),
+    "reasoning": ("reasoning",),
+    "reasoning_content": ("reasoning_content",),
+}
 
 encode = msgspec.json.Encoder().encode
 
@@ -53,9 +57,29 @@ class SpeculativeDecoding(msgspec.Struct):
     num_spec_tokens: int
 
 
-class AnswerMetrics(msgspec.Struct, omit_defaults=True):
-    """``metrics`` of an answer: one of its fields, for acceptance is either real or synthetic."""
+class ChoiceMetrics(msgspec.Struct, kw_only=True):
+    """Where the time of one choice went, in seconds. ``queue_s`` and ``prefill_s`` are the engine's, the others the server's.
 
+    ``decode_s`` is from the first token to the last, ``tokens_per_s`` the speed of those after the first; both are null where no
+    second token came.
+    """
+
+    index: int
+    queue_s: float | None
+    prefill_s: float | None
+    time_to_first_token_s: float | None
+    decode_s: float | None
+    end_to_end_s: float
+    tokens_per_s: float | None
+    cached_tokens: int
+    replayed_tokens: int
+    preemptions: int
+
+
+class AnswerMetrics(msgspec.Struct, omit_defaults=True):
+    """``metrics`` of an answer: ``choices`` where the request wants them, and acceptance, which is either real or synthetic."""
+
+    choices: list[ChoiceMetrics] | None = None
     speculative_decoding: SpeculativeDecoding | None = None
     synthetic_speculative_decoding: SpeculativeDecoding | None = None
 
@@ -95,9 +119,18 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
     tool_calls: list[ToolCall] | None = None
 
 
+class Opening(msgspec.Struct):
+    """The first delta of a choice. vLLM's has an empty content, DeepSeek's no content and an empty reasoning."""
+
+    role: str = "assistant"
+    content: str | None = ""
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+
+
 class ChatChunkChoice(msgspec.Struct):
     index: int
-    delta: ChatDelta
+    delta: ChatDelta | Opening
     logprobs: dict[str, Any] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
@@ -126,8 +159,8 @@ class FinishedCall(msgspec.Struct):
 class ChatMessage(msgspec.Struct):
     role: str
     content: str | None
-    reasoning: str | None
-    reasoning_content: str | None
+    reasoning: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
     tool_calls: list[FinishedCall] | UnsetType = UNSET
 
 
@@ -158,9 +191,19 @@ class Response(msgspec.Struct):
 class ChunkWriter:
     """Writes server-sent events for one request."""
 
-    __slots__ = ("_head",)
+    __slots__ = ("_end", "_head")
 
-    def __init__(self, *, id: str, object: str, created: int, model: str, fingerprint: str) -> None:
+    def __init__(
+        self,
+        *,
+        id: str,
+        object: str,
+        created: int,
+        model: str,
+        fingerprint: str,
+        null_usage: bool = False,
+    ) -> None:
+        """``null_usage``: a chunk that tells no usage says so, as DeepSeek's do."""
         head = {
             "id": id,
             "object": object,
@@ -169,6 +212,7 @@ class ChunkWriter:
             "system_fingerprint": fingerprint,
         }
         self._head = b"data: " + encode(head)[:-1] + b',"choices":['
+        self._end = b'],"usage":null}\n\n' if null_usage else b"]}\n\n"
 
     def choice(
         self,
@@ -176,8 +220,12 @@ class ChunkWriter:
         *,
         usage: Usage | None = None,
         metrics: AnswerMetrics | None = None,
+        prompt: tuple[int, ...] | None = None,
     ) -> bytes:
-        return self._head + encode(choice) + _tail(usage, metrics)
+        """``prompt``: token ids that this chunk tells, beside its choice."""
+        told = b"" if prompt is None else b'],"prompt_token_ids":' + encode(prompt)
+        tail = self._end if usage is None and metrics is None else _tail(usage, metrics)
+        return self._head + encode(choice) + (told + tail[1:] if told else tail)
 
     def usage(self, usage: Usage, *, metrics: AnswerMetrics | None = None) -> bytes:
         return self._head + _tail(usage, metrics)
@@ -190,12 +238,13 @@ def _tail(usage: Usage | None, metrics: AnswerMetrics | None) -> bytes:
     return b"]" + told + b"}\n\n"
 
 
-def chat_delta(delta: Delta) -> ChatDelta:
-    reasoning = delta.reasoning or None
+def chat_delta(delta: Delta, *, reasoning_fields: Sequence[str]) -> ChatDelta:
     calls = [_tool_call(call) for call in delta.tool_calls] or None
-    return ChatDelta(
-        content=delta.content or None, reasoning=reasoning, reasoning_content=reasoning, tool_calls=calls
-    )
+    made = ChatDelta(content=delta.content or None, tool_calls=calls)
+    if delta.reasoning:
+        for name in reasoning_fields:
+            setattr(made, name, delta.reasoning)
+    return made
 
 
 def _tool_call(call: ToolCallDelta) -> ToolCall:
@@ -205,65 +254,3 @@ def _tool_call(call: ToolCallDelta) -> ToolCall:
         id=call.id,
         type="function" if call.id is not None else None,
     )
-
-
-def spelled(tokenizer: TextTokenizer, token: int) -> str:
-    """A token's text, or its bytes where they are no whole character, as OpenAI spells them."""
-    data = tokenizer.token_bytes(token)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def chat_logprobs(tokenizer: TextTokenizer, items: tuple[TokenLogprob, ...], *, count: int) -> dict[str, Any]:
-    """Chat's form: one entry a token, with its ``count`` best alternatives."""
-
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": spelled(tokenizer, token),
-            "logprob": max(logprob, LOWEST_LOGPROB),
-            "bytes": list(tokenizer.token_bytes(token)),
-        }
-
-    content = [
-        entry(item.token, item.logprob)
-        | {"top_logprobs": [entry(token, logprob) for token, logprob, _ in item.top[:count]]}
-        for item in items
-    ]
-    return {"content": content}
-
-
-def text_logprobs(
-    tokenizer: TextTokenizer, items: list[TokenLogprob | int], *, count: int, offset: int
-) -> dict[str, Any]:
-    """Completions' form: parallel lists. An ``int`` is a token without a logprob (the first of an echoed prompt)."""
-    tokens, logprobs, tops, offsets = [], [], [], []
-    for item in items:
-        token = item if isinstance(item, int) else item.token
-        text = spelled(tokenizer, token)
-        tokens.append(text)
-        offsets.append(offset)
-        offset += len(text)
-        if isinstance(item, int):
-            logprobs.append(None)
-            tops.append(None)
-            continue
-        logprobs.append(max(item.logprob, LOWEST_LOGPROB))
-        best = {spelled(tokenizer, t): max(logprob, LOWEST_LOGPROB) for t, logprob, _ in item.top[:count]}
-        tops.append(best | {text: max(item.logprob, LOWEST_LOGPROB)})
-    return {"text_offset": offsets, "token_logprobs": logprobs, "tokens": tokens, "top_logprobs": tops}
-
-
-def prompt_logprobs(tokenizer: TextTokenizer, items: list[TokenLogprob], *, count: int) -> list[Any]:
-    """vLLM's form: null for the first position, then a map of token id to its logprob, rank and text."""
-
-    def entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
-        value = max(logprob, LOWEST_LOGPROB)
-        return {"logprob": value, "rank": rank, "decoded_token": spelled(tokenizer, token)}
-
-    positions: list[Any] = [None]
-    for item in items:
-        best = {str(token): entry(token, logprob, rank) for token, logprob, rank in item.top[:count]}
-        positions.append({str(item.token): entry(item.token, item.logprob, item.rank)} | best)
-    return positions

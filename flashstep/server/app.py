@@ -5,34 +5,44 @@ Takes an engine client and a chat encoder; gives an ASGI application (``create_a
 """
 
 import asyncio
+import functools
 import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 import uvloop
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp
 
 from flashstep.chat.encode import ChatEncoder
 from flashstep.config.server import ServerOptions
 from flashstep.ipc.client import EngineClient
-from flashstep.server import health
-from flashstep.server.acceptance import log_acceptance
+from flashstep.server import health, status
 from flashstep.server.chat_completions import chat_completions
 from flashstep.server.completions import completions
+from flashstep.server.connection import Connection, Limits
 from flashstep.server.errors import SENTENCES, ApiError, shape_of
 from flashstep.server.frontend import Frontend
+from flashstep.server.gate import ID_HEADER, Gate
+from flashstep.server.keys import Keys
+from flashstep.server.messages import endpoints as messages
+from flashstep.server.metrics.acceptance import log_acceptance
+from flashstep.server.openapi.document import openapi
+from flashstep.server.responses import endpoints as responses
+from flashstep.server.responses.store import ResponseStore
 from flashstep.telemetry.log import Log
 
 BACKLOG = 2048  # a burst of connections waits here instead of being refused
-GRACE_S = 5  # how long running answers may take to end after the first signal to stop
-CUT_S = 2  # how long the rest may take to be told that they are cut off
+CUT_S = 2  # once told to stop, how long answers that outlast the grace period may take to be told that they are cut off
 
 _log = Log("server")
 
@@ -42,19 +52,58 @@ def create_app(client: EngineClient, encoder: ChatEncoder, options: ServerOption
     routes = [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/messages", messages.create, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),
+        Route("/v1/responses/{id}", responses.retrieve),
+        Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
+        Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
         Route("/v1/models", health.models),
         Route("/v1/models/{name:path}", health.model),
         Route("/tokenize", health.tokenize, methods=["POST"]),
         Route("/detokenize", health.detokenize, methods=["POST"]),
         Route("/health", health.health),
         Route("/ping", health.health, methods=["GET", "POST"]),
+        Route("/openapi.json", openapi),
         Route("/version", health.version),
+        Route("/load", health.load),
         Route("/metrics", health.metrics),
     ]
+    if not options.disable_status_page:
+        routes += [
+            Route("/", status.page),
+            Route("/page/{name}", status.file),
+            Route("/status", status.status),
+        ]
     handlers = {ApiError: _refused, HTTPException: _no_such_path, Exception: _our_fault}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.front = Frontend(client, encoder, options)
+    app.state.responses = ResponseStore(
+        max_responses=options.max_stored_responses, max_bytes=options.max_stored_response_bytes
+    )
     return app
+
+
+def guarded(app: Starlette, options: ServerOptions) -> ASGIApp:
+    """``app`` behind what every request passes: the gate, then the rules for other sites' pages, then the keys."""
+    inner: ASGIApp = app
+    if options.otlp_traces_endpoint is not None:
+        from flashstep.server.tracing import Traced
+
+        inner = Traced(inner)
+    if keys := options.keys():
+        inner = Keys(inner, keys=keys)
+    if options.allowed_origins:
+        inner = CORSMiddleware(
+            inner,
+            allow_origins=options.allowed_origins,
+            allow_methods=options.allowed_methods,
+            allow_headers=options.allowed_headers,
+            allow_credentials=options.allow_credentials,
+            expose_headers=(ID_HEADER,),
+        )
+    return Gate(inner, app.state.front)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -65,8 +114,20 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     sentence = SENTENCES.get(error.status_code, error.detail)
-    refused = ApiError(f"{request.method} {request.url.path}: {sentence}", status=error.status_code)
+    headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
+    refused = ApiError(
+        f"{request.method} {request.url.path}: {sentence}", status=error.status_code, headers=headers
+    )
     return refused.response(shape_of(request.url.path))
+
+
+def _allowed(request: Request) -> str:
+    """The methods of the path, which may be those of several routes."""
+    paths = [route for route in request.app.routes if isinstance(route, Route)]
+    first = next(route for route in paths if route.matches(request.scope)[0] != Match.NONE)
+    return ", ".join(
+        sorted({method for route in paths if route.path == first.path for method in route.methods or ()})
+    )
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:
@@ -90,16 +151,21 @@ async def serve(
     """
     with _bound(options.host, options.port) as listener:  # first: loading may take minutes
         await client.start(timeout_s=options.ready_timeout_s)
+        app = create_app(client, encoder, options)
+        end_tracing = _begin_tracing(app.state.front)
         config = uvicorn.Config(
-            create_app(client, encoder, options),
+            guarded(app, options),
             log_level=options.uvicorn_log_level,
             access_log=False,
             lifespan="off",
             loop="uvloop",
-            http="httptools",
+            http=_protocol(options),
             ws="none",
             server_header=False,
-            timeout_graceful_shutdown=GRACE_S + CUT_S,
+            ssl_keyfile=options.ssl_keyfile,
+            ssl_certfile=options.ssl_certfile,
+            timeout_keep_alive=options.keep_alive_timeout_s,
+            timeout_graceful_shutdown=options.shutdown_timeout + CUT_S,
         )
         listener.listen(BACKLOG)
         watcher = asyncio.create_task(_report_death(client))
@@ -109,10 +175,33 @@ async def serve(
             on_listening(host, port)
         try:
             with _signals_only_stop():
-                await _Server(config, client).serve(sockets=[listener])
+                await _Server(config, client, grace_s=options.shutdown_timeout).serve(sockets=[listener])
         finally:
             watcher.cancel()
             teller.cancel()
+            end_tracing()
+
+
+def _begin_tracing(front: Frontend) -> Callable[[], None]:
+    """Send a span of each request, where somebody wants them; gives what ends it."""
+    endpoint = front.options.otlp_traces_endpoint
+    if endpoint is None:
+        return lambda: None
+    from flashstep.server.tracing import RequestTracer
+
+    tracer = RequestTracer(endpoint, model=front.names[0])
+    front.metrics.listeners.append(tracer.ended)
+    return tracer.close
+
+
+def _protocol(options: ServerOptions) -> Any:
+    limits = Limits(
+        head_bytes=options.h11_max_incomplete_event_size,
+        headers=options.h11_max_header_count,
+        receive_s=options.receive_timeout_s,
+        read_s=options.send_timeout_s,
+    )
+    return functools.partial(Connection, limits=limits)
 
 
 class _Server(uvicorn.Server):
@@ -121,12 +210,13 @@ class _Server(uvicorn.Server):
     uvicorn would cancel it: the client would see a connection that breaks, and the log a trace for each.
     """
 
-    def __init__(self, config: uvicorn.Config, client: EngineClient) -> None:
+    def __init__(self, config: uvicorn.Config, client: EngineClient, *, grace_s: float) -> None:
         super().__init__(config)
         self._client = client
+        self._grace_s = grace_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timer = asyncio.get_running_loop().call_later(GRACE_S, self._client.close)
+        timer = asyncio.get_running_loop().call_later(self._grace_s, self._client.close)
         try:
             await super().shutdown(sockets)
         finally:

@@ -1,15 +1,13 @@
 """POST /v1/chat/completions: a conversation in; reasoning, content and tool calls out, whole or streamed."""
 
-import asyncio
-
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from flashstep.chat.encode import ChatPrompt
 from flashstep.chat.parse import ToolCallDelta
-from flashstep.request import Constraint, SamplingParams, TokenLogprob
-from flashstep.server import answers, constraints, intake
+from flashstep.request import TokenLogprob
+from flashstep.server import answers, chats, intake
 from flashstep.server.answering import (
     LARGE_BODY_BYTES,
     Answer,
@@ -19,11 +17,10 @@ from flashstep.server.answering import (
     nobody_listens,
     read_body,
     stream,
-    submit,
 )
 from flashstep.server.choices import Choice, Piece
-from flashstep.server.errors import ApiError
 from flashstep.server.frontend import Frontend
+from flashstep.server.logprobs import Spelling, chat_logprobs, prompt_logprobs
 from flashstep.server.openai import ChatBody, decode
 
 
@@ -31,72 +28,18 @@ async def chat_completions(request: Request) -> ASGIApp:
     front: Frontend = request.app.state.front
     front.check_alive()
     data = await read_body(request, limit=front.max_body_bytes)
-    body = decode(data, ChatBody)
+    body = decode(data, ChatBody, front.defaults)
     front.check_model(body.model)
-    stop = _checked(body)
     talk = intake.conversation(body)
-    large = len(data) > LARGE_BODY_BYTES
-    encode = intake.chat_prompt
-    prompt = await asyncio.to_thread(encode, front, talk) if large else encode(front, talk)
-    constraint = await constraints.constraint(body, after=prompt.reasoning_end)
-    params = _params(front, body, prompt, constraint=constraint)
-    streams = submit(front, intake.children(body, prompt.ids, params))
-    hides_calls = body.tool_choice == "none"
-    choices = [
-        Choice(
-            source,
-            prompt.parser(
-                stop=stop,
-                include_stop=body.include_stop_str_in_output,
-                min_tokens=body.min_tokens,
-                max_tool_calls=0 if hides_calls else None if body.parallel_tool_calls else 1,
-                skip_special_tokens=body.skip_special_tokens,
-            ),
-            index=index,
-            prompt_tokens=len(prompt.ids),
-            stop_token_ids=body.stop_token_ids,
-            keep_stop=body.include_stop_str_in_output,
-            metrics=front.metrics,
-        )
-        for index, source in enumerate(streams)
-    ]
-    answer = _Answer(front, body, prompt, Naming(front, request, kind="chatcmpl"), choices)
+    prompt, choices = await chats.start(front, body, talk, large=len(data) > LARGE_BODY_BYTES)
+    answer = _Answer(
+        front, body, prompt, Naming(front, request, kind="chatcmpl", asked=body.request_id), choices
+    )
     if body.stream:
         return stream(choices, answer.frames, last=answer.last_frames)
     if not await collect(request, choices, answer.read):
         return nobody_listens()
     return json_response(answer.whole())
-
-
-def _checked(body: ChatBody) -> tuple[str, ...]:
-    if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    constraints.check_chat(body)
-    return intake.check_common(body)
-
-
-def _params(
-    front: Frontend, body: ChatBody, prompt: ChatPrompt, *, constraint: Constraint | None
-) -> SamplingParams:
-    try:
-        return intake.sampling(
-            front,
-            body,
-            prompt_tokens=len(prompt.ids),
-            prompt_param="messages",
-            max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            prompt_logprobs=body.prompt_logprobs,
-            constraint=constraint,
-        )
-    except ApiError as error:
-        renamed = {"logprobs": "top_logprobs"}
-        if body.max_completion_tokens is not None:
-            renamed["max_tokens"] = "max_completion_tokens"
-        if error.param not in renamed:
-            raise
-        param = renamed[error.param]
-        raise ApiError(error.message.replace(error.param, param), param=param) from error
 
 
 class _Answer(Answer):
@@ -106,15 +49,21 @@ class _Answer(Answer):
         self, front: Frontend, body: ChatBody, prompt: ChatPrompt, naming: Naming, choices: list[Choice]
     ) -> None:
         super().__init__(
+            front,
             body,
             naming,
             choices,
             kind="chat.completion",
             chunk_kind="chat.completion.chunk",
             thinking=prompt.thinking,
-            tells_acceptance=front.tells_acceptance,
         )
-        self._tokenizer = front.tokenizer
+        self._reasoning_fields = answers.REASONING_FIELDS[front.options.reasoning_field]
+        self._opening = answers.Opening()
+        if front.options.stream_style == "deepseek":
+            self._opening.content = None
+            for name in self._reasoning_fields:
+                setattr(self._opening, name, "")
+        self._spelling = Spelling(front.tokenizer, as_ids=body.return_tokens_as_token_ids)
         self._body = body
         self._prompt = prompt
         self._begun: set[int] = set()
@@ -122,17 +71,17 @@ class _Answer(Answer):
     def _logprobs(self, items: tuple[TokenLogprob, ...]) -> dict[str, object] | None:
         if not self._body.logprobs:
             return None
-        return answers.chat_logprobs(self._tokenizer, items, count=self._body.top_logprobs or 0)
+        return chat_logprobs(self._spelling, items, count=self._body.top_logprobs or 0)
 
     def frames(self, choice: Choice, piece: Piece) -> bytes:
         """The events of one piece; none while the parser holds everything back."""
-        running_usage = self._usage() if self._usage_always else None
         first = b""
         if choice.index not in self._begun:
             self._begun.add(choice.index)
             first = self._writer.choice(
-                answers.ChatChunkChoice(choice.index, answers.ChatDelta(role="assistant", content="")),
-                usage=running_usage,
+                answers.ChatChunkChoice(choice.index, self._opening),
+                usage=self._usage() if self._usage_always else None,
+                prompt=self._prompt.ids if self._body.return_token_ids else None,
             )
         delta = piece.delta
         if not self._body.include_reasoning:
@@ -143,22 +92,21 @@ class _Answer(Answer):
             return first
         chunk = answers.ChatChunkChoice(
             choice.index,
-            answers.chat_delta(delta),
+            answers.chat_delta(delta, reasoning_fields=self._reasoning_fields),
             self._logprobs(piece.logprobs) if piece.logprobs else None,
             piece.finish_reason,
             piece.stop_reason if finished else UNSET,
             ids,
         )
-        return first + self._writer.choice(chunk, usage=running_usage, metrics=self._metrics_at(piece))
+        usage, metrics = self._told_with(piece)
+        return first + self._writer.choice(chunk, usage=usage, metrics=metrics)
 
     def whole(self) -> bytes:
         body = self._body
         response = self._response([self._choice(choice) for choice in self._choices])
         if body.prompt_logprobs is not None:
             items = [item for piece in self._parts[0] for item in piece.prompt_logprobs]
-            response.prompt_logprobs = answers.prompt_logprobs(
-                self._tokenizer, items, count=body.prompt_logprobs
-            )
+            response.prompt_logprobs = prompt_logprobs(self._spelling, items, count=body.prompt_logprobs)
         if body.return_token_ids:
             response.prompt_token_ids = self._prompt.ids
         return answers.encode(response)
@@ -172,15 +120,13 @@ class _Answer(Answer):
         calls = _whole_calls([call for piece in parts for call in piece.delta.tool_calls])
         last = parts[-1]
         assert last.finish_reason is not None, "only finished choices are written"
+        message = answers.ChatMessage("assistant", None if calls and not content else content)
+        for name in self._reasoning_fields:
+            setattr(message, name, reasoning)
+        message.tool_calls = calls or UNSET
         made = answers.ChatChoice(
             index=choice.index,
-            message=answers.ChatMessage(
-                role="assistant",
-                content=None if calls and not content else content,
-                reasoning=reasoning,
-                reasoning_content=reasoning,
-                tool_calls=calls or UNSET,
-            ),
+            message=message,
             logprobs=self._logprobs(tuple(item for piece in parts for item in piece.logprobs)),
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,

@@ -13,8 +13,9 @@ from flashstep.chat.parse import Delta
 from flashstep.ipc.client import EngineDied, OutputStream
 from flashstep.ipc.messages import RequestOutput
 from flashstep.request import Acceptance, TokenLogprob
-from flashstep.server.answers import CompletionDetails, PromptDetails, Usage
-from flashstep.server.metrics import Metrics
+from flashstep.server.answers import ChoiceMetrics, CompletionDetails, PromptDetails, Usage
+from flashstep.server.metrics.outcome import Outcome
+from flashstep.server.metrics.registry import REASONS, Metrics
 
 
 class Parser(Protocol):
@@ -41,7 +42,15 @@ class Piece(msgspec.Struct):
 
 
 class Failed(Exception):
-    """The engine ended this request with an error."""
+    """The engine ended this request with an error. ``status``: 400 if a constraint cannot be followed, 500 if it is our fault."""
+
+    def __init__(self, failure: str | None) -> None:
+        self.status = 500 if failure is None else 400
+        super().__init__(
+            "the engine ended this request with an error"
+            if failure is None
+            else f"the answer cannot go on in the form that was asked for (grammar, schema or tools): {failure}"
+        )
 
 
 class Choice:
@@ -66,7 +75,8 @@ class Choice:
         self.replayed_tokens = 0
         self.finish_reason: str | None = None
         self.acceptance: Acceptance | None = None  # known at the end, of an engine that speculates
-        self.tells_acceptance = False  # somebody wants it: the end waits for the engine's last word
+        self.preemptions = 0  # known at the end
+        self.hears_out = False  # somebody wants to know these: the end waits for the engine's last word
         self._stream = stream
         self._parser = parser
         self._stop_token_ids = frozenset(stop_token_ids)
@@ -76,16 +86,37 @@ class Choice:
         self._arrival = time.monotonic()
         self._first: float | None = None
         self._last = self._arrival
+        self._ended = self._arrival
+        self._queue_s: float | None = None
+        self._prefill_s: float | None = None
+        metrics.begin(stream.id)
 
     @property
     def reasoning_tokens(self) -> int:
-        """Known once the choice has ended."""
+        """So far; of text that is held back, the parser decides later."""
         return self._parser.reasoning_tokens
+
+    def timings(self) -> ChoiceMetrics:
+        """Where the time went, once the choice has ended."""
+        first, after_first = self._first, self.completion_tokens - 1
+        decode_s = self._last - first if first is not None and after_first > 0 else None
+        return ChoiceMetrics(
+            index=self.index,
+            queue_s=self._queue_s,
+            prefill_s=self._prefill_s,
+            time_to_first_token_s=None if first is None else first - self._arrival,
+            decode_s=decode_s,
+            end_to_end_s=self._ended - self._arrival,
+            tokens_per_s=after_first / decode_s if decode_s else None,
+            cached_tokens=self.cached_tokens,
+            replayed_tokens=self.replayed_tokens,
+            preemptions=self.preemptions,
+        )
 
     def close(self) -> None:
         """Stop following; abort the request if it runs. At the end of every choice, and twice does no harm."""
-        if not self._stream.done and self.finish_reason is None:
-            self.finish_reason = "abort"
+        if self.finish_reason is None:  # a stream that is done without a reason has raised
+            self.finish_reason = "error" if self._stream.done else "abort"
             self._count_end()
         self._stream.close()
 
@@ -96,24 +127,24 @@ class Choice:
         if self.finish_reason is not None:
             raise StopAsyncIteration
         piece = self._take(await self._stream.__anext__())
-        if self.tells_acceptance and self.finish_reason is not None and not self._stream.done:
+        if self.hears_out and self.finish_reason is not None and not self._stream.done:
             await self._hear_out()
         return piece
 
     async def _hear_out(self) -> None:
-        """Follow a request that was aborted here, for its acceptance comes with its last output."""
+        """Follow a request that was aborted here, for some things come with its last output."""
         try:
             async for output in self._stream:
-                self._note_acceptance(output)
+                self._note_end(output)
         except EngineDied:
-            return  # the answer is whole; what speculation did for it stays unknown
+            return  # the answer is whole; what is told of it at the end stays unknown
 
     def _take(self, output: RequestOutput) -> Piece:
         self._observe(output)
         if output.finish_reason == "error":
             self.finish_reason = "error"
             self._count_end()
-            raise Failed("the engine ended this request with an error")
+            raise Failed(output.failure)
         if output.finish_reason == "abort":  # not at our wish: a stream that is closed here hears no more
             self.finish_reason = "abort"
             self._count_end()
@@ -145,7 +176,7 @@ class Choice:
         self.completion_tokens += read
         self._count_end()
         # the request is aborted if the engine is still at it
-        self._stream.abort() if self.tells_acceptance else self._stream.close()
+        self._stream.abort() if self.hears_out else self._stream.close()
         return Piece(
             Delta(
                 delta.reasoning + last.reasoning,
@@ -167,20 +198,21 @@ class Choice:
             Delta(), prompt_logprobs=output.prompt_logprobs, finish_reason=output.finish_reason and "length"
         )
 
-    def _note_acceptance(self, output: RequestOutput) -> None:
+    def _note_end(self, output: RequestOutput) -> None:
+        self.preemptions = output.preemptions or self.preemptions
         if output.acceptance is not None:
             self.acceptance = output.acceptance
 
     def _observe(self, output: RequestOutput) -> None:
-        self._note_acceptance(output)
+        self._note_end(output)
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
         if output.replayed_tokens is not None:
             self.replayed_tokens = output.replayed_tokens
         if output.queued_s is not None:
-            self._metrics.queue_s.observe(output.queued_s)
+            self._queue_s = output.queued_s
         if output.prefill_s is not None:
-            self._metrics.prefill_s.observe(output.prefill_s)
+            self._prefill_s = output.prefill_s
         if output.tokens:
             now = time.monotonic()
             if self._first is None:
@@ -191,16 +223,26 @@ class Choice:
             self._last = now
 
     def _count_end(self) -> None:
-        metrics = self._metrics
-        reason = self.finish_reason
-        metrics.finished["stop" if reason == "tool_calls" else reason or "abort"].inc()
-        if reason in ("abort", "error"):
-            return
-        metrics.end_to_end_s.observe(time.monotonic() - self._arrival)
-        metrics.prompt_tokens.observe(self.prompt_tokens)
-        metrics.generation_tokens.observe(self.completion_tokens)
-        if self._first is not None and self.completion_tokens > 1:
-            metrics.per_output_token_s.observe((self._last - self._first) / (self.completion_tokens - 1))
+        self._ended = time.monotonic()
+        reason, params, first = self.finish_reason, self._stream.params, self._first
+        self._metrics.ended(
+            Outcome(
+                request_id=self._stream.id,
+                reason=reason if reason in REASONS else "stop",  # tool_calls
+                prompt_tokens=self.prompt_tokens,
+                cached_tokens=self.cached_tokens,
+                completion_tokens=self.completion_tokens,
+                max_tokens=params.max_tokens,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                preemptions=self.preemptions,
+                end_to_end_s=self._ended - self._arrival,
+                queued_s=self._queue_s,
+                prefill_s=self._prefill_s,
+                first_token_s=None if first is None else first - self._arrival,
+                decode_s=None if first is None else self._last - first,
+            )
+        )
 
 
 def usage(choices: list[Choice], *, n: int, reasoning: bool) -> Usage:

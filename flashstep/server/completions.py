@@ -1,6 +1,7 @@
 """POST /v1/completions: raw prompts (text or token ids, one or many) in, raw text out, whole or streamed."""
 
 import asyncio
+from collections.abc import Iterable
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from flashstep.server.answering import (
 )
 from flashstep.server.choices import Choice, Piece
 from flashstep.server.frontend import Frontend
+from flashstep.server.logprobs import Spelling, TextLogprobs, prompt_logprobs
 from flashstep.server.openai import CompletionBody, decode
 
 
@@ -30,13 +32,13 @@ async def completions(request: Request) -> ASGIApp:
     front: Frontend = request.app.state.front
     front.check_alive()
     data = await read_body(request, limit=front.max_body_bytes)
-    body = decode(data, CompletionBody)
+    body = decode(data, CompletionBody, front.defaults)
     front.check_model(body.model)
     stop = intake.check_common(body)
     large = len(data) > LARGE_BODY_BYTES
     read = intake.prompts
     prompts = await asyncio.to_thread(read, front, body) if large else read(front, body)
-    constraint = await constraints.constraint(body, after=None)
+    constraint = await constraints.constraint(body, None)
     requests: list[EngineRequest] = []
     for _, ids in prompts:
         requests += intake.children(body, ids, _params(front, body, len(ids), constraint=constraint))
@@ -58,7 +60,9 @@ async def completions(request: Request) -> ASGIApp:
         )
         for index, source in enumerate(submit(front, requests))
     ]
-    answer = _Answer(front, body, prompts, Naming(front, request, kind="cmpl"), choices)
+    answer = _Answer(
+        front, body, prompts, Naming(front, request, kind="cmpl", asked=body.request_id), choices
+    )
     if body.stream:
         return stream(choices, answer.frames, last=answer.last_frames)
     if not await collect(request, choices, answer.read):
@@ -70,7 +74,6 @@ def _params(
     front: Frontend, body: CompletionBody, prompt_tokens: int, *, constraint: Constraint | None
 ) -> SamplingParams:
     scoring = body.echo and body.max_tokens == 0  # nothing but the prompt's own log-probabilities is wanted
-    echoed = body.logprobs if body.echo else None
     return intake.sampling(
         front,
         body,
@@ -78,9 +81,15 @@ def _params(
         prompt_param="prompt",
         max_tokens=1 if scoring else body.max_tokens,
         logprobs=body.logprobs,
-        prompt_logprobs=echoed if body.prompt_logprobs is None else max(body.prompt_logprobs, echoed or 0),
+        prompt_logprobs=_most(body.prompt_logprobs, body.logprobs if body.echo else None),
         constraint=constraint,
     )
+
+
+def _most(asked: int | None, echoed: int | None) -> int | None:
+    """Alternatives at each position of a prompt whose scores are told, echoed or both. A negative count stays, to be refused."""
+    given = [count for count in (asked, echoed) if count is not None]
+    return min(given) if min(given, default=0) < 0 else max(given, default=None)
 
 
 class _Answer(Answer):
@@ -94,58 +103,62 @@ class _Answer(Answer):
         naming: Naming,
         choices: list[Choice],
     ) -> None:
-        super().__init__(
-            body,
-            naming,
-            choices,
-            kind="text_completion",
-            chunk_kind="text_completion",
-            thinking=False,
-            tells_acceptance=front.tells_acceptance,
-        )
+        kind = "text_completion"
+        super().__init__(front, body, naming, choices, kind=kind, chunk_kind=kind, thinking=False)
         self._tokenizer = front.tokenizer
         self._body = body
         self._prompts = prompts
-        self._offsets = [0] * len(choices)
-        self._echoed = [not body.echo] * len(choices)
+        self._spelling = Spelling(front.tokenizer, as_ids=body.return_tokens_as_token_ids)
+        self._begun: set[int] = set()
+        self._logprobs = [
+            TextLogprobs(
+                self._spelling, count=body.logprobs or 0, skip_special_tokens=body.skip_special_tokens
+            )
+            for _ in choices
+        ]
         self._scores: list[list[TokenLogprob]] = [[] for _ in choices]  # of the prompt
 
-    def _prompt(self, choice: Choice) -> tuple[str, tuple[int, ...]]:
-        text, ids = self._prompts[choice.index // self._body.n]
-        return self._tokenizer.decode(ids) if text is None else text, ids
-
     def frames(self, choice: Choice, piece: Piece) -> bytes:
-        """The event of one piece; none while nothing can be shown. An echo comes with the first tokens."""
+        """The event of one piece; none while nothing can be shown. What is told of the prompt comes with the first tokens."""
         self._scores[choice.index] += piece.prompt_logprobs
         finished = piece.finish_reason is not None
-        text, items = piece.delta.content, list[TokenLogprob | int](piece.logprobs)
-        if not self._echoed[choice.index] and (piece.tokens or finished):
-            prompt_text, ids = self._prompt(choice)
-            text = prompt_text + text
-            items = [ids[0], *self._scores[choice.index], *items]
-            self._echoed[choice.index] = True
-        ids_shown = piece.tokens if self._body.return_token_ids else UNSET
-        if not (text or finished or piece.logprobs or (ids_shown and ids_shown is not UNSET)):
+        first = choice.index not in self._begun and (bool(piece.tokens) or finished)
+        if first:
+            self._begun.add(choice.index)
+        text = self._echoed(choice, piece.delta.content) if first else piece.delta.content
+        ids = piece.tokens if self._body.return_token_ids else ()
+        if not (text or finished or piece.logprobs or ids):
             return b""
         chunk = answers.TextChoice(
             choice.index,
             text,
-            self._logprobs(choice, items),
+            self._written(choice, piece.logprobs),
             piece.finish_reason,
             piece.stop_reason if finished else UNSET,
-            ids_shown,
         )
-        return self._writer.choice(
-            chunk, usage=self._usage() if self._usage_always else None, metrics=self._metrics_at(piece)
-        )
+        if self._body.return_token_ids:
+            chunk.token_ids = ids
+            chunk.prompt_token_ids = self._prompt_ids(choice) if first else UNSET
+        usage, metrics = self._told_with(piece)
+        return self._writer.choice(chunk, usage=usage, metrics=metrics)
 
-    def _logprobs(self, choice: Choice, items: list[TokenLogprob | int]) -> dict[str, object] | None:
-        if self._body.logprobs is None or not items:
+    def _prompt_ids(self, choice: Choice) -> tuple[int, ...]:
+        return self._prompts[choice.index // self._body.n][1]
+
+    def _echoed(self, choice: Choice, text: str) -> str:
+        """The beginning of an answer, behind its prompt if that is wanted, which then stands in the log-probabilities, too."""
+        if not self._body.echo:
+            return text
+        given, ids = self._prompts[choice.index // self._body.n]
+        self._logprobs[choice.index].prompt(ids[0], self._scores[choice.index])
+        return (self._tokenizer.decode(ids) if given is None else given) + text
+
+    def _written(self, choice: Choice, items: Iterable[TokenLogprob]) -> dict[str, object] | None:
+        if self._body.logprobs is None:
             return None
-        offset = self._offsets[choice.index]
-        made = answers.text_logprobs(self._tokenizer, items, count=self._body.logprobs, offset=offset)
-        self._offsets[choice.index] = made["text_offset"][-1] + len(made["tokens"][-1])
-        return made
+        logprobs = self._logprobs[choice.index]
+        logprobs.answer(items)
+        return logprobs.take()
 
     def read(self, choice: Choice, piece: Piece) -> None:
         self._scores[choice.index] += piece.prompt_logprobs
@@ -156,26 +169,18 @@ class _Answer(Answer):
 
     def _choice(self, choice: Choice) -> answers.TextChoice:
         body, parts = self._body, self._parts[choice.index]
-        text = "".join(piece.delta.content for piece in parts)
-        items = [item for piece in parts for item in piece.logprobs]
-        all_items: list[TokenLogprob | int] = list(items)
-        prompt_text, ids = self._prompt(choice)
-        scores = self._scores[choice.index]
-        if body.echo:
-            text = prompt_text + text
-            all_items = [ids[0], *scores, *items]
+        text = self._echoed(choice, "".join(piece.delta.content for piece in parts))
         made = answers.TextChoice(
             choice.index,
             text,
-            self._logprobs(choice, all_items),
+            self._written(choice, [item for piece in parts for item in piece.logprobs]),
             parts[-1].finish_reason,
             parts[-1].stop_reason,
         )
         if body.return_token_ids:
             made.token_ids = tuple(token for piece in parts for token in piece.tokens)
-            made.prompt_token_ids = ids
+            made.prompt_token_ids = self._prompt_ids(choice)
         if body.prompt_logprobs is not None:
-            made.prompt_logprobs = answers.prompt_logprobs(
-                self._tokenizer, scores, count=body.prompt_logprobs
-            )
+            scores = self._scores[choice.index]
+            made.prompt_logprobs = prompt_logprobs(self._spelling, scores, count=body.prompt_logprobs)
         return made

@@ -1,4 +1,4 @@
-"""From ``response_format`` and ``structured_outputs`` to what the prompt tells of and what the engine enforces.
+"""From tools, ``response_format`` and ``structured_outputs`` to what the prompt tells of and what the engine enforces.
 
 Refuses, with the field's name, what cannot be enforced. Knows the bodies and the grammars, no prompts.
 """
@@ -9,45 +9,70 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from flashstep.chat import grammar
+from flashstep.chat import calls, grammar, structural
+from flashstep.chat.encode import ChatPrompt
 from flashstep.request import Constraint
+from flashstep.sampling import checking
+from flashstep.server import tools
 from flashstep.server.errors import ApiError
 from flashstep.server.openai import ChatBody, ResponseFormat, SamplingBody, StructuredOutputs
+from flashstep.server.tools import Offer
 
 FORMAT = "response_format"
 OUTPUTS = "structured_outputs"
+FORMATS = {
+    "text": (),
+    "json_object": (),
+    "json_schema": ("json_schema",),
+    "structural_tag": ("format", "structures", "triggers"),
+}
 KINDS: dict[str, Callable[[Any], str]] = {
     "json": grammar.json_schema,
     "json_object": lambda _: grammar.json_object(),
     "regex": grammar.regex,
     "choice": grammar.choice,
     "grammar": grammar.grammar,
+    "structural_tag": structural.structural_tag,
 }
 
 
 def rendered_format(form: ResponseFormat | None) -> dict[str, Any] | None:
     """``form`` as the prompt tells the model of it; None if the prompt says nothing."""
-    return None if form is None or form.type == "text" else msgspec.to_builtins(form)
+    return None if form is None or form.type in ("text", "structural_tag") else msgspec.to_builtins(form)
 
 
-def check_chat(body: ChatBody) -> None:
-    """The rules that need neither prompt nor grammar."""
-    wanted = _wanted(body)
-    if wanted is not None and body.tools and body.tool_choice != "none":
-        raise ApiError(
-            f"tools are offered, and {wanted.param} asks for a form in which none could be called; this server cannot do both"
-            ' yet: leave one out, or set tool_choice to "none"',
-            param=wanted.param,
-        )
+async def constraint(body: SamplingBody, prompt: ChatPrompt | None) -> Constraint | None:
+    """What the answer must match, if anything; ``prompt`` None: that of a raw completion.
 
-
-async def constraint(body: SamplingBody, *, after: int | None) -> Constraint | None:
-    """What the answer must match, if anything. ``after``: the token that ends reasoning.
-
-    Grammars are checked in a thread: a large one takes up to a second.
+    Grammars are made and checked in threads of their own: a large one takes a second, and no other request waits for it.
     """
     wanted = _wanted(body)
-    return None if wanted is None else await asyncio.to_thread(_made, wanted, after=after)
+    offer = None
+    if isinstance(body, ChatBody):
+        offer = tools.offer(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+    if offer is not None and offer.required and wanted is not None:
+        raise ApiError(
+            f"tool_choice asks for a call, and {wanted.param} for a form that no call has; send one of them",
+            param=wanted.param,
+        )
+    if wanted is None and not (offer is not None and (offer.required or any(t.strict for t in offer.tools))):
+        return None
+    try:
+        return await asyncio.get_running_loop().run_in_executor(
+            checking.THREADS, _made, wanted, offer, prompt
+        )
+    except checking.Busy as error:
+        raise ApiError(str(error), status=503) from error
+
+
+def limited(made: Constraint | None, budget: int | None, *, after: int | None) -> Constraint | None:
+    """``made``, and no more than ``budget`` tokens before ``after``, which ends reasoning.
+
+    Without reasoning (``after`` None) there is nothing to limit: every budget is kept.
+    """
+    if budget is None or after is None:
+        return made
+    return msgspec.structs.replace(made or Constraint(after=after), limit=budget)
 
 
 class _Wanted(NamedTuple):
@@ -69,18 +94,21 @@ def _wanted(body: SamplingBody) -> _Wanted | None:
 
 
 def _formed(form: ResponseFormat) -> _Wanted | None:
-    if form.type not in ("text", "json_object", "json_schema"):
+    if form.type not in FORMATS:
         raise ApiError(
-            f"{FORMAT}.type is {form.type!r}; it must be text, json_object or json_schema", param=FORMAT
+            f"{FORMAT}.type is {form.type!r}; it must be one of {', '.join(FORMATS)}", param=FORMAT
         )
-    if (form.type == "json_schema") != (form.json_schema is not None):
-        raise ApiError(
-            f"{FORMAT}: the type json_schema needs json_schema, and the others take none", param=FORMAT
-        )
+    for name in ("json_schema", "format", "structures", "triggers"):
+        if getattr(form, name) is not None and name not in FORMATS[form.type]:
+            raise ApiError(f"{FORMAT}.{name} does not belong to the type {form.type}", param=FORMAT)
     if form.type == "text":
         return None
-    if form.json_schema is None:
+    if form.type == "json_object":
         return _Wanted(FORMAT, "json_object", True)
+    if form.type == "structural_tag":
+        return _Wanted(FORMAT, "structural_tag", msgspec.to_builtins(form))
+    if form.json_schema is None:
+        raise ApiError(f"{FORMAT}: the type json_schema needs json_schema", param=FORMAT)
     return _Wanted(FORMAT, "json", form.json_schema.schema)
 
 
@@ -95,9 +123,37 @@ def _only(outputs: StructuredOutputs) -> _Wanted:
     return _Wanted(OUTPUTS, *given[0])
 
 
-def _made(wanted: _Wanted, *, after: int | None) -> Constraint:
+def _made(wanted: _Wanted | None, offer: Offer | None, prompt: ChatPrompt | None) -> Constraint:
+    after = None if prompt is None else prompt.reasoning_end
+    made = None if wanted is None else _form(wanted, after=after)
+    if offer is None or prompt is None:
+        assert made is not None, "there is something to enforce"
+        return made
+    allowed = calls.Calls(
+        tools=offer.tools, marker=prompt.call_marker, several=offer.several, begun=prompt.begins_calls
+    )
+    try:
+        form = None if made is None else made.grammar
+        whole = calls.required(allowed) if offer.required else calls.offered(allowed, form=form)
+        return grammar.constraint(whole, after=after, control_tokens=(prompt.call_marker,))
+    except (grammar.GrammarError, RecursionError) as error:
+        # what is too large as a whole is not looked at piece by piece: that takes as long again for each
+        blamed = None if str(error) == checking.TOO_FAR else _blamed(allowed)
+        raise ApiError(f"tools cannot be enforced: {blamed or error}", param="tools") from error
+
+
+def _form(wanted: _Wanted, *, after: int | None) -> Constraint:
     try:
         return grammar.constraint(KINDS[wanted.kind](wanted.value), after=after)
     except grammar.GrammarError as error:
         name = FORMAT if wanted.param == FORMAT else f"{OUTPUTS}.{wanted.kind}"
         raise ApiError(f"{name} cannot be enforced: {error}", param=wanted.param) from error
+
+
+def _blamed(allowed: calls.Calls) -> str | None:
+    """What is wrong with one of the tools; None if only all of them together are too much."""
+    try:
+        calls.check(allowed.tools, marker=allowed.marker)
+    except grammar.GrammarError as error:
+        return str(error)
+    return None

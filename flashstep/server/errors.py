@@ -5,6 +5,7 @@ message}}``. Whatever a user can cause is an ``ApiError`` with a 4xx status and 
 requests.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -14,9 +15,14 @@ Shape = Literal["openai", "anthropic"]
 
 TYPES = {
     400: "BadRequestError",
+    401: "AuthenticationError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
     413: "RequestTooLargeError",
+    414: "UriTooLongError",
+    415: "UnsupportedMediaTypeError",
+    431: "HeadersTooLargeError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
@@ -36,13 +42,21 @@ SENTENCES = {404: "there is no such path", 405: "this path does not take that me
 
 
 class ApiError(Exception):
-    """An answer that is an error."""
+    """An answer that is an error. ``headers`` are those that its status asks for (Allow, Retry-After)."""
 
-    def __init__(self, message: str, *, param: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int = 400,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.status = status
+        self.headers = headers
 
     def body(self, shape: Shape = "openai") -> bytes:
         if shape == "anthropic":
@@ -57,7 +71,8 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def response(self, shape: Shape = "openai") -> Response:
-        return Response(self.body(shape), status_code=self.status, media_type="application/json")
+        body = self.body(shape)
+        return Response(body, self.status, self.headers, media_type="application/json")
 
 
 def shape_of(path: str) -> Shape:

@@ -13,8 +13,9 @@ from flashstep.config.server import ServerOptions
 from flashstep.engram.token_map import TokenMap
 from flashstep.ipc.client import EngineClient
 from flashstep.ipc.messages import Ready
+from flashstep.server.defaults import defaults_of
 from flashstep.server.errors import ApiError, engine_gone
-from flashstep.server.metrics import Metrics
+from flashstep.server.metrics.registry import Metrics
 
 BYTES_PER_TOKEN = 16  # a longer body holds more than the context, whatever it spells
 LEAST_BODY_LIMIT = 8 << 20
@@ -36,6 +37,8 @@ class Frontend:
         self.fingerprint = f"flashstep-{flashstep.__version__}-{self.ready.hit_policy}"
         self.metrics = Metrics(self.names[0], ready=self.ready, stats=lambda: client.stats)
         self.options = options
+        self.defaults = defaults_of(options)
+        self.num_in_flight = 0  # HTTP requests, but those that only watch the server
         self.tells_acceptance = options.per_request_spec_decode_metrics != "none"
         fits = max(LEAST_BODY_LIMIT, BYTES_PER_TOKEN * self.ready.max_model_len)
         self.max_body_bytes = fits if options.max_body_bytes is None else options.max_body_bytes

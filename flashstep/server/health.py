@@ -1,4 +1,4 @@
-"""The small endpoints: /health, /ping, /version, /metrics, /v1/models, /tokenize, /detokenize."""
+"""The small endpoints: /health, /ping, /version, /load, /metrics, /v1/models, /tokenize, /detokenize."""
 
 import asyncio
 from typing import Any
@@ -15,6 +15,13 @@ from flashstep.server.errors import ApiError
 from flashstep.server.frontend import Frontend
 from flashstep.server.openai import DetokenizeBody, TokenizeBody, decode
 
+OF_TEXT = {
+    "model",
+    "prompt",
+    "add_special_tokens",
+    "return_token_strs",
+}  # what /tokenize takes beside a prompt
+
 
 async def health(request: Request) -> Response:
     """200 with no body while the engine lives, else 503."""
@@ -25,6 +32,12 @@ async def health(request: Request) -> Response:
 
 async def version(request: Request) -> Response:
     return json_response(msgspec.json.encode({"version": flashstep.__version__}))
+
+
+async def load(request: Request) -> Response:
+    """How many requests are in flight, under vLLM's name."""
+    front: Frontend = request.app.state.front
+    return json_response(msgspec.json.encode({"server_load": front.num_in_flight}))
 
 
 async def metrics(request: Request) -> Response:
@@ -61,7 +74,7 @@ async def model(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     front: Frontend = request.app.state.front
     data = await read_body(request, limit=front.max_body_bytes)
-    body = decode(data, TokenizeBody)
+    body = decode(data, TokenizeBody, front.defaults)
     front.check_model(body.model)
     large = len(data) > LARGE_BODY_BYTES
     ids = await asyncio.to_thread(_ids, front, body) if large else _ids(front, body)
@@ -75,8 +88,17 @@ def _ids(front: Frontend, body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError("give either prompt or messages", param="prompt")
     if body.prompt is not None:
+        _refuse_chat_fields(body)
         return front.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
     return list(intake.chat_prompt(front, intake.conversation(body)).ids)
+
+
+def _refuse_chat_fields(body: TokenizeBody) -> None:
+    """A text has no turns, and nothing that would change it is taken."""
+    blank = TokenizeBody()
+    for name in body.__struct_fields__:
+        if name not in OF_TEXT and getattr(body, name) != getattr(blank, name):
+            raise ApiError(f"{name} goes with messages, not with prompt", param=name)
 
 
 async def detokenize(request: Request) -> Response:

@@ -5,53 +5,94 @@ Everything a user can get wrong is refused here, before the engine sees it (A3, 
 
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from flashstep.chat.encode import ChatError, ChatPrompt, Conversation
+from flashstep.chat.conversation import Conversation, Talk
+from flashstep.chat.encode import ChatError, ChatPrompt
 from flashstep.chat.tokenizer import TextTokenizer
 from flashstep.request import Constraint, Request, SamplingParams, problems
-from flashstep.server import constraints
+from flashstep.server import constraints, tools
 from flashstep.server.errors import ApiError
 from flashstep.server.frontend import Frontend
-from flashstep.server.openai import ChatBody, CompletionBody, SamplingBody, TokenizeBody
+from flashstep.server.metrics.outcome import child_id
+from flashstep.server.openai import ChatBody, CompletionBody, SamplingBody, Thinking, TokenizeBody, together
 
 MAX_CHOICES = 128
+MAX_ANSWERS = 4096  # of all prompts of a request together
 MAX_STOP_STRINGS = 16
+MAX_WORDS = 1024  # bad words, and ids that stop
 MAX_SALT_CHARS = 128
+MAX_ID_CHARS = 128
 SEED_STEP = (
     0x9E3779B97F4A7C15  # golden ratio: the children of one seed, and of neighbouring seeds, are far apart
 )
 
 
 def conversation(body: ChatBody | TokenizeBody) -> Conversation:
-    """The conversation that ``body`` describes. What is enforced nowhere yet is refused."""
-    choice = body.tool_choice
-    if choice is None:
-        choice = "auto"
-    if isinstance(choice, dict) or choice == "required":
-        raise ApiError("tool_choice: only auto and none are supported yet", param="tool_choice")
-    if choice not in ("auto", "none"):
-        raise ApiError(f"tool_choice is {choice!r}; it must be auto or none", param="tool_choice")
-    if body.tools is not None and not body.tools:
-        raise ApiError("tools is an empty list; leave it out, or offer a tool", param="tools")
+    """The conversation that ``body`` describes."""
+    tools.offer(body.tools, body.tool_choice)
     form = constraints.rendered_format(body.response_format) if isinstance(body, ChatBody) else None
     return Conversation(
-        messages=[_without_developer(message) for message in body.messages or []],
+        messages=_messages(body),
         tools=body.tools or (),
-        tool_choice=choice,
+        tool_choice=body.tool_choice or "auto",
         response_format=form,
         thinking=_thinking(body),
         effort=_effort(body),
     )
 
 
-def chat_prompt(front: Frontend, talk: Conversation) -> ChatPrompt:
+def chat_prompt(front: Frontend, talk: Talk) -> ChatPrompt:
+    """Where a call is required the prompt begins it, unless the model thinks before: the recipe has no prompt for that.
+
+    ``strict`` is kept from the recipe, which would refuse optional parameters, and drop definitions from the prompt.
+    """
+    talk = msgspec.structs.replace(talk, tools=[_without_strict(tool) for tool in talk.tools])
+    choice = talk.tool_choice
+    kind = choice if isinstance(choice, str) else choice.get("type")
     try:
+        if kind not in ("auto", "none"):
+            free = front.encoder.encode(msgspec.structs.replace(talk, tool_choice="auto"))
+            if free.thinking:
+                return free
         return front.encoder.encode(talk)
     except ChatError as error:
         raise ApiError(str(error), param=error.param) from error
+
+
+def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    """``tool`` in any API's form."""
+    made = {key: value for key, value in tool.items() if key != "strict"}
+    if isinstance(made.get("function"), dict):
+        made["function"] = {key: value for key, value in made["function"].items() if key != "strict"}
+    return made
+
+
+def _messages(body: ChatBody | TokenizeBody) -> list[dict[str, Any]]:
+    messages = [_without_developer(message) for message in body.messages or []]
+    if not body.continue_final_message:
+        if body.add_generation_prompt is False:
+            raise ApiError(
+                "add_generation_prompt is false; without a turn to answer in there is nothing to say, unless"
+                " continue_final_message is true",
+                param="add_generation_prompt",
+            )
+        return messages
+    if body.add_generation_prompt:
+        raise ApiError(
+            "add_generation_prompt and continue_final_message are both true; the answer either begins a turn or"
+            " continues the last one",
+            param="continue_final_message",
+        )
+    if not messages or messages[-1].get("role") != "assistant":
+        raise ApiError(
+            "continue_final_message is true; the last message must be the assistant's",
+            param="continue_final_message",
+        )
+    return [*messages[:-1], messages[-1] | {"prefix": True}]
 
 
 def _without_developer(message: dict[str, Any]) -> dict[str, Any]:
@@ -60,13 +101,25 @@ def _without_developer(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _thinking(body: ChatBody | TokenizeBody) -> bool | None:
+    """On or off, in whichever spellings; they must agree. Effort "none" is one of them."""
     options = body.chat_template_kwargs
-    given = [value for value in (options.thinking, options.enable_thinking) if value is not None]
-    if body.thinking is not None:
-        given.append(body.thinking.type == "enabled")
-    if len(set(given)) > 1:
-        raise ApiError("thinking is switched on and off at once", param="chat_template_kwargs")
-    return given[0] if given else None
+    said: dict[str, bool | Thinking | None] = {
+        "thinking": body.thinking,
+        "enable_thinking": body.enable_thinking,
+        "chat_template_kwargs.thinking": options.thinking,
+        "chat_template_kwargs.enable_thinking": options.enable_thinking,
+        "reasoning_effort": False if "none" in (body.reasoning_effort, options.reasoning_effort) else None,
+    }
+    given = {
+        name: one.type == "enabled" if isinstance(one, Thinking) else one
+        for name, one in said.items()
+        if one is not None
+    }
+    if len(set(given.values())) > 1:
+        named = " and ".join(given)
+        last = list(given)[-1]
+        raise ApiError(f"thinking is switched on and off at once, by {named}", param=last.split(".")[0])
+    return next(iter(given.values()), None)
 
 
 def _effort(body: ChatBody | TokenizeBody) -> str | int | None:
@@ -75,9 +128,14 @@ def _effort(body: ChatBody | TokenizeBody) -> str | int | None:
     if inner is not None and outer is not None and inner != outer:
         raise ApiError(f"reasoning_effort is given twice: {outer!r} and {inner!r}", param="reasoning_effort")
     effort = outer if outer is not None else inner
+    if isinstance(effort, str) and effort.strip().isdecimal():
+        raise ApiError(
+            f"reasoning_effort is the string {effort!r}; a number is sent without quotes",
+            param="reasoning_effort",
+        )
     if effort is None or isinstance(effort, str):
         return effort
-    number = round(effort * 100) if isinstance(effort, float) and effort < 1 else effort
+    number = round(effort * 100) if isinstance(effort, float) and 0 < effort < 1 else effort
     if not 1 <= number <= 100 or number != int(number):
         raise ApiError(
             f"reasoning_effort is {effort}; it must be a whole number in 1..100, a fraction in 0.01..0.99, or a name",
@@ -98,25 +156,12 @@ def sampling(
     constraint: Constraint | None = None,
 ) -> SamplingParams:
     """The checked parameters of one prompt. ``max_tokens`` None is the rest of the context."""
-    limit = front.ready.max_model_len
-    room = limit - prompt_tokens
-    overflow = f"This model's maximum context length is {limit} tokens. However, "
+    room = front.ready.max_model_len - prompt_tokens
     if prompt_tokens == 0:
         raise ApiError(f"{prompt_param} is empty; a prompt needs at least one token", param=prompt_param)
-    if room < 1:
-        raise ApiError(
-            f"{overflow}your prompt has {prompt_tokens} tokens, which leaves no room for an answer. Please shorten it.",
-            param=prompt_param,
-        )
-    if max_tokens is not None and max_tokens > room:
-        raise ApiError(
-            f"{overflow}you requested {prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} in"
-            f" the answer). Please shorten the prompt or lower max_tokens to {room} or less.",
-            param="max_tokens",
-        )
     tokenizer = front.tokenizer
     params = SamplingParams(
-        max_tokens=room if max_tokens is None else max_tokens,
+        max_tokens=max(room, 1) if max_tokens is None else max_tokens,
         min_tokens=body.min_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -134,27 +179,75 @@ def sampling(
         prompt_logprobs=prompt_logprobs,
         constraint=constraint,
     )
-    if wrong := problems(params, front.ready.vocab_size):
-        raise ApiError("; ".join(wrong), param=wrong[0].split()[0])
+    wrong = _room_problems(front, prompt_tokens, max_tokens, prompt_param=prompt_param)
+    sentences = problems(params, front.ready.vocab_size)
+    if wrong := [*wrong, *(ApiError(one, param=one.split()[0]) for one in sentences)]:
+        raise together(wrong)
     return params
+
+
+def _room_problems(
+    front: Frontend, prompt_tokens: int, max_tokens: int | None, *, prompt_param: str
+) -> list[ApiError]:
+    """What does not fit into the context, in the words by which clients know it (F14)."""
+    limit = front.ready.max_model_len
+    room = limit - prompt_tokens
+    overflow = f"This model's maximum context length is {limit} tokens. However, "
+    if room < 1:
+        return [
+            ApiError(
+                f"{overflow}your prompt has {prompt_tokens} tokens, which leaves no room for an answer. Please shorten it.",
+                param=prompt_param,
+            )
+        ]
+    if max_tokens is not None and max_tokens > room:
+        return [
+            ApiError(
+                f"{overflow}you requested {prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} in"
+                f" the answer). Please shorten the prompt or lower max_tokens to {room} or less.",
+                param="max_tokens",
+            )
+        ]
+    return []
 
 
 def check_common(body: SamplingBody) -> tuple[str, ...]:
     """The rules that need no prompt. Gives the stop strings."""
-    if not 1 <= body.n <= MAX_CHOICES:
-        raise ApiError(f"n is {body.n}; it must lie in 1..{MAX_CHOICES}", param="n")
-    if body.stream_options is not None and not body.stream:
-        raise ApiError("stream_options needs stream to be true", param="stream_options")
-    if body.stream and body.prompt_logprobs is not None:
-        raise ApiError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
-    if len(body.cache_salt) > MAX_SALT_CHARS:
-        raise ApiError(f"cache_salt is longer than {MAX_SALT_CHARS} characters", param="cache_salt")
-    if not -(1 << 63) <= body.priority < 1 << 63:
-        raise ApiError("priority must be a signed 64-bit integer", param="priority")
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
-    if len(stop) > MAX_STOP_STRINGS or not all(stop):
-        raise ApiError(f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop")
+    if wrong := [*_number_problems(body), *_text_problems(body, stop), *_stream_problems(body)]:
+        raise together(wrong)
     return stop
+
+
+def _number_problems(body: SamplingBody) -> Iterator[ApiError]:
+    if not 1 <= body.n <= MAX_CHOICES:
+        yield ApiError(f"n is {body.n}; it must lie in 1..{MAX_CHOICES}", param="n")
+    if body.best_of is not None and body.best_of != body.n:
+        yield ApiError(
+            f"best_of is {body.best_of}; every choice that is made is given, so it must be n ({body.n}), or absent",
+            param="best_of",
+        )
+    if not -(1 << 63) <= body.priority < 1 << 63:
+        yield ApiError("priority must be a signed 64-bit integer", param="priority")
+
+
+def _text_problems(body: SamplingBody, stop: tuple[str, ...]) -> Iterator[ApiError]:
+    if len(stop) > MAX_STOP_STRINGS or not all(stop):
+        yield ApiError(f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty", param="stop")
+    for name in ("bad_words", "stop_token_ids"):
+        if (count := len(getattr(body, name))) > MAX_WORDS:
+            yield ApiError(f"{name} has {count} entries; at most {MAX_WORDS} are taken", param=name)
+    if len(body.cache_salt) > MAX_SALT_CHARS:
+        yield ApiError(f"cache_salt is longer than {MAX_SALT_CHARS} characters", param="cache_salt")
+    if body.request_id is not None and not 1 <= len(body.request_id) <= MAX_ID_CHARS:
+        yield ApiError(f"request_id must have 1..{MAX_ID_CHARS} characters", param="request_id")
+
+
+def _stream_problems(body: SamplingBody) -> Iterator[ApiError]:
+    if body.stream_options is not None and not body.stream:
+        yield ApiError("stream_options needs stream to be true", param="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        yield ApiError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
 
 
 def children(body: SamplingBody, prompt: tuple[int, ...], params: SamplingParams) -> list[Request]:
@@ -168,7 +261,7 @@ def children(body: SamplingBody, prompt: tuple[int, ...], params: SamplingParams
             own = msgspec.structs.replace(params, seed=(params.seed + child * SEED_STEP) % (1 << 63))
         made.append(
             Request(
-                id=f"{request}-{child}",
+                id=child_id(request, child),
                 prompt=prompt,
                 params=own,
                 arrival=arrival,
@@ -191,6 +284,11 @@ def prompts(front: Frontend, body: CompletionBody) -> list[tuple[str | None, tup
         if ids and len(ids) < len(given):
             raise ApiError("prompt mixes token ids with texts or lists", param="prompt")
         items = [ids] if ids else [item for item in given if not isinstance(item, int)]
+    if len(items) * body.n > MAX_ANSWERS:
+        raise ApiError(
+            f"prompt holds {len(items)} prompts, with {body.n} choices each; one request takes {MAX_ANSWERS} choices in all",
+            param="prompt",
+        )
     return [_prompt(front, item, add_special_tokens=body.add_special_tokens) for item in items]
 
 

@@ -5,13 +5,15 @@ outside the struct is refused, unless it is one of ``METADATA`` (says something 
 Knows no tokens and no engine.
 """
 
-import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from flashstep.server.defaults import Defaults
 from flashstep.server.errors import ApiError
 
+NO_DEFAULTS = Defaults()
 METADATA = frozenset(
     {
         "user",
@@ -21,8 +23,25 @@ METADATA = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
+        "session_id",  # for routers: which requests belong together
+        "spaces_between_special_tokens",  # a token's bytes stand as they are; nothing is ever put between two
     }
 )
+OFF: dict[str, object] = {  # the value with which a refused option asks for nothing
+    "suffix": "",
+    "echo": False,
+    "use_beam_search": False,
+    "early_stopping": False,
+    "length_penalty": 1.0,
+    "detokenize": True,
+    "documents": [],
+    "mm_processor_kwargs": {},
+    "media_io_kwargs": {},
+    "vllm_xargs": {},
+    "kv_transfer_params": {},
+    "logits_processors": [],
+    "modalities": ["text"],
+}
 LATER = {
     "guided_json": 'use structured_outputs: {"json": ...}',
     "guided_regex": 'use structured_outputs: {"regex": ...}',
@@ -31,13 +50,29 @@ LATER = {
     "guided_json_object": 'use structured_outputs: {"json_object": true}',
     "guided_decoding_backend": "there is one backend, llguidance",
     "guided_whitespace_pattern": "white space of JSON cannot be chosen",
-    "structural_tag": "structural tags are not supported yet",
+    "structural_tag": 'use structured_outputs: {"structural_tag": ...}',
     "functions": "use tools",
     "function_call": "use tool_choice",
-    "thinking_token_budget": "a limit on reasoning is not supported yet",
     "kv_transfer_params": "prefill and decode in different engines is not supported yet",
     "truncate_prompt_tokens": "a prompt is never cut; send a shorter one",
-    "best_of": "use n",
+    "use_beam_search": "there is no beam search; use n",
+    "early_stopping": "there is no beam search; use n",
+    "length_penalty": "there is no beam search; use n",
+    "repetition_detection": "an answer that repeats itself is not ended; use repetition_penalty, or stop",
+    "allowed_token_ids": 'use structured_outputs: {"choice": ...} or {"regex": ...}, or logit_bias',
+    "logits_processors": "code of clients is not run here; use logit_bias or structured_outputs",
+    "vllm_xargs": "there are no plug-ins that would read it",
+    "detokenize": "answers always have text; return_token_ids adds the ids",
+    "echo": "only /v1/completions echo",
+    "documents": "the model's prompt has no place for documents; put them into a message",
+    "chat_template": "the model has one prompt format, which cannot be replaced",
+    "mm_processor_kwargs": "only text is supported",
+    "media_io_kwargs": "only text is supported",
+    "extra_body": "that is a parameter of the SDK; in a body its fields stand at the top level",
+    "reasoning": "use reasoning_effort, and thinking to switch it off",
+    "verbosity": "ask for short or long answers in a message",
+    "prediction": "speculation needs no prediction here",
+    "web_search_options": "there is no search here; offer it as a tool",
     "suffix": "insertion is not something this model does",
     "modalities": "only text is supported",
     "audio": "only text is supported",
@@ -59,7 +94,7 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What vLLM users put into ``chat_template_kwargs``."""
 
-    thinking: bool | None = None
+    thinking: bool | Thinking | None = None
     enable_thinking: bool | None = None
     reasoning_effort: str | int | float | None = None
 
@@ -76,10 +111,13 @@ class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ResponseFormat(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """``type`` is text, json_object, or json_schema, which needs ``json_schema``."""
+    """``type`` is text, json_object, json_schema (with ``json_schema``), or structural_tag (what ``chat.structural`` reads)."""
 
     type: str
     json_schema: JsonSchema | None = None
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,6 +128,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +147,7 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[str, float] = {}
     bad_words: list[str] = []
     n: int = 1
+    best_of: int | None = None
     seed: int | None = None
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
@@ -119,7 +159,10 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     priority: int = 0
     cache_salt: str = ""
+    request_id: str | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    return_metrics: bool = False
     structured_outputs: StructuredOutputs | None = None
 
 
@@ -136,14 +179,18 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     """POST /v1/chat/completions. ``logprobs`` switches on, ``top_logprobs`` is the number of alternatives."""
 
     messages: list[dict[str, Any]]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    thinking: Thinking | None = None
+    thinking: bool | Thinking | None = None
+    enable_thinking: bool | None = None
     reasoning_effort: str | int | float | None = None
     chat_template_kwargs: TemplateOptions = TemplateOptions()
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
+    thinking_token_budget: int | None = None
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
     response_format: ResponseFormat | None = None
@@ -156,9 +203,12 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     add_special_tokens: bool = True
     messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    thinking: Thinking | None = None
+    thinking: bool | Thinking | None = None
+    enable_thinking: bool | None = None
     reasoning_effort: str | int | float | None = None
     chat_template_kwargs: TemplateOptions = TemplateOptions()
     return_token_strs: bool = False
@@ -171,11 +221,14 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
 
 
-B = TypeVar("B", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+B = TypeVar("B", bound=msgspec.Struct)
 
 
-def decode(body: bytes, kind: type[B]) -> B:
-    """``body`` as ``kind``; null means that a field is absent."""
+def decode(body: bytes, kind: type[B], defaults: Defaults = NO_DEFAULTS) -> B:
+    """``body`` as ``kind``; null means that a field is absent, and ``defaults`` say what an absent one is.
+
+    ``kind.refused`` may say why it lacks a field.
+    """
     try:
         fields = msgspec.json.decode(body)
     except msgspec.DecodeError as error:  # msgspec reports invalid UTF-8 as one, too
@@ -184,25 +237,57 @@ def decode(body: bytes, kind: type[B]) -> B:
         raise ApiError("the body is nested too deeply") from error
     if not isinstance(fields, dict):
         raise ApiError("the body must be a JSON object")
-    fields = {name: value for name, value in fields.items() if value is not None and name not in METADATA}
-    _refuse_unknown(fields, set(kind.__struct_fields__))
+    known = set(kind.__struct_fields__)
+    fields = {name: value for name, value in fields.items() if _asks(name, value, known)}
+    fields = defaults.completed(fields, known)
     try:
+        if fields.keys() <= known:
+            return msgspec.convert(fields, kind)
+    except msgspec.ValidationError:
+        pass  # it tells the first problem only, and takes 64.0 for one
+    fields = {name: _integral(value) for name, value in fields.items()}
+    wrong = [*_unknown(fields, known, getattr(kind, "refused", LATER)), *_mistyped(fields, kind)]
+    if not wrong:
         return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise _named(str(error)) from error
+    raise together(wrong)
 
 
-def _refuse_unknown(fields: dict[str, Any], known: set[str]) -> None:
+def together(problems: Sequence[ApiError]) -> ApiError:
+    """One error that tells ``problems`` (at least one) in their order, with the field of the first."""
+    return ApiError("; ".join(problem.message for problem in problems), param=problems[0].param)
+
+
+def _integral(value: Any, *, depth: int = 2) -> Any:
+    """Numbers, alone or in lists (of lists), as integers where they are some: to JSON, 64.0 is 64."""
+    if isinstance(value, list) and depth:
+        return [_integral(one, depth=depth - 1) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _asks(name: str, value: object, known: set[str]) -> bool:
+    """False if the field could as well be absent."""
+    if value is None or (name in METADATA and name not in known):
+        return False
+    off = OFF.get(name)
+    return name in known or value != off or isinstance(value, bool) != isinstance(off, bool)
+
+
+def _unknown(fields: dict[str, Any], known: set[str], why: dict[str, str]) -> list[ApiError]:
     unknown = [name for name in fields if name not in known]
-    if unknown:
-        sentences = (f"{name!r}: {LATER.get(name, 'no such option here')}" for name in unknown)
-        raise ApiError(f"this server does not take {'; '.join(sentences)}", param=unknown[0])
+    if not unknown:
+        return []
+    sentences = (f"{name!r}: {why.get(name, 'no such option here')}" for name in unknown)
+    return [ApiError(f"this server does not take {'; '.join(sentences)}", param=unknown[0])]
 
 
-def _named(message: str) -> ApiError:
-    """msgspec's sentence, with the field it speaks of as ``param``."""
-    sentence, _, path = message.partition(" - at `$")
-    path = path.strip(".`")
-    if not path and (found := re.search("field `(.+?)`", sentence)):
-        path = found.group(1)
-    return ApiError(f"{path}: {sentence}" if path else sentence, param=re.split(r"[.\[]", path)[0] or None)
+def _mistyped(fields: dict[str, Any], kind: type[msgspec.Struct]) -> Iterator[ApiError]:
+    """What is wrong with each field on its own."""
+    for field in msgspec.structs.fields(kind):
+        if field.required and field.name not in fields:
+            yield ApiError(f"{field.name}: this field is required", param=field.name)
+        elif field.name in fields:
+            try:
+                msgspec.convert(fields[field.name], field.type)
+            except msgspec.ValidationError as error:
+                sentence, _, path = str(error).partition(" - at `$")
+                yield ApiError(f"{field.name}{path.rstrip('`')}: {sentence}", param=field.name)

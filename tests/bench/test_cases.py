@@ -1,7 +1,10 @@
 """Cases are read as they are written, and their batches say what they mean."""
 
+import msgspec
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flashstep.bench.cases import Case, fill
 from flashstep.cache.groups import CacheGroups
@@ -94,3 +97,29 @@ def test_filled_records_are_finite_and_of_order_one() -> None:
         assert view.tail is None or view.tail.isfinite().all()
     for record in records:
         assert record.isfinite().all() and 0.1 < record.std() < 10
+
+
+@given(
+    st.builds(
+        Case,
+        requests=st.integers(1, 10**6),
+        rows=st.integers(1, 10**6),
+        context=st.integers(0, 10**7),
+        continues=st.booleans(),
+        drafts=st.none() | st.integers(0, 9),
+    )
+)
+def test_a_case_reads_back_as_it_is_named(case: Case) -> None:
+    """But for the shorthand: few rows behind a context are a step of decoding."""
+    again = Case.parse(case.name, draft_block=5)
+    shorthand = case.drafts is None and not case.continues and case.rows <= 6 and case.context > 0
+    assert again == (msgspec.structs.replace(case, drafts=5) if shorthand else case)
+    assert Case.parse(again.name, draft_block=5) == again
+
+
+@given(st.text(alphabet="0123456789*@c: -", max_size=12) | st.text(max_size=8))
+def test_any_text_is_a_case_or_refused(text: str) -> None:
+    try:
+        assert Case.parse(text, draft_block=5).rows >= 1
+    except ConfigError as error:
+        assert error.problems

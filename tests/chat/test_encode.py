@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from flashstep.chat.encode import ChatEncoder, ChatError, Conversation
+from flashstep.chat.conversation import Conversation
+from flashstep.chat.encode import ChatEncoder, ChatError
 from tests.chat.conftest import load_vectors
 
 HANDLED = {"model", "messages", "tools", "tool_choice", "thinking", "reasoning_effort", "response_format"}

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashstep.chat.encode import ChatEncoder, Conversation
-from flashstep.chat.parse import ChatParser, StopMatcher
+from flashstep.chat.conversation import Conversation
+from flashstep.chat.encode import ChatEncoder
+from flashstep.chat.parse import ChatParser, StopMatcher, TextParser
 from tests.chat.conftest import load_vectors
 from tests.chat.test_encode import conversation
 
@@ -235,6 +236,18 @@ def test_a19_counts(encoder: ChatEncoder) -> None:
             assert parser.reasoning_tokens == reasoning_tokens <= parser.num_tokens
 
 
+def test_a19_markup_that_ends_the_reasoning_is_none_of_it(encoder: ChatEncoder) -> None:
+    """Wherever a run of tokens ends within the new lines and the "<" that a call begins with."""
+    prompt = encoder.encode(talk(tools=True))
+    before = encoder.tokenizer.encode("so\n < so")
+    ids = encoder.tokenizer.encode("so\n < so" + calls(invoke("f", "1")))
+    for width in range(1, len(ids)):
+        pieces = [ids[i : i + width] for i in range(0, len(ids), width)]
+        answer = Answer(prompt.parser(), pieces)
+        assert (answer.reasoning, len(answer.calls)) == ("so\n < so", 1)
+        assert answer.parser.reasoning_tokens == len(before), width
+
+
 STOPS = ["STOP", "ab", "abc", "\U0001f642", "\n\n", "aab"]
 
 
@@ -318,3 +331,78 @@ def test_text_held_back_for_a_stop_string_comes_before_calls(encoder: ChatEncode
     assert answer.summary == ("", "hello ST", (("f", '{"a": "x"}'),), "tool_calls")
     kinds = ["call" if d.tool_calls else "text" for d in answer.deltas if d]
     assert kinds == sorted(kinds, reverse=True)
+
+
+FRAGMENTS = [
+    "one ",
+    "</think>",
+    "hello",
+    "\n\n",
+    "<",
+    "\U0001f642",
+    "STOP",
+    calls(invoke("f", "Paris")),
+    calls(invoke("f", "a"), invoke("g", 'x "<b>')),
+    f"<{BAR}DSML{BAR} calls>",
+    f"</{BAR}DSML{BAR} parameter>",
+    invoke("h", "\u4f60"),
+]
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=6),
+    cuts=st.lists(st.integers(1, 6), max_size=40),
+    thinking=st.booleans(),
+    stop=st.sampled_from([[], ["STOP"], ["o"]]),
+    reason=st.sampled_from(["stop", "length"]),
+)
+def test_any_answer_is_the_same_in_any_cutting(
+    encoder: ChatEncoder, fragments: list[str], cuts: list[int], thinking: bool, stop: list[str], reason: str
+) -> None:
+    """Markup whole, broken and in the wrong place: what is read does not depend on how many tokens come at a time."""
+    prompt = encoder.encode(talk(tools=True, thinking=thinking))
+    ids = encoder.tokenizer.encode("".join(fragments))
+    pieces, rest = [], list(ids)
+    for cut in cuts:
+        pieces.append(rest[:cut])
+        rest = rest[cut:]
+    single = Answer(prompt.parser(stop=stop), one_by_one(ids), reason=reason)
+    for cutting in ([*pieces, rest], [ids]):
+        answer = Answer(prompt.parser(stop=stop), cutting, reason=reason)
+        assert answer.summary == single.summary
+        assert answer.parser.num_tokens == single.parser.num_tokens
+        assert answer.parser.reasoning_tokens == single.parser.reasoning_tokens
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    data=st.lists(
+        st.sampled_from([0x41, 0x62, 0xF0, 0x9F, 0x99, 0x82, 0x0A, 0x53, 0x54, 0x4F, 0x50]), max_size=16
+    ),
+    cuts=st.lists(st.integers(1, 4), max_size=16),
+    stop=st.sampled_from([[], ["STOP"], ["\U0001f642"], ["b", "Ab"]]),
+    min_tokens=st.integers(0, 5),
+)
+def test_raw_text_is_the_same_in_any_cutting(
+    encoder: ChatEncoder, data: list[int], cuts: list[int], stop: list[str], min_tokens: int
+) -> None:
+    ids = _byte_ids(encoder, bytes(data))
+
+    def read(pieces: Iterable[Sequence[int]]) -> tuple[str, str, str | None, int]:
+        parser = TextParser(encoder.tokenizer.detokenizer(), stop=stop, min_tokens=min_tokens)
+        text = ""
+        for piece in pieces:
+            text += parser.push(piece).content
+            if parser.stopped is not None:
+                break
+        last, reason = parser.finish("length")
+        return text + last.content, reason, parser.stopped, parser.num_tokens
+
+    pieces, rest = [], ids
+    for cut in cuts:
+        pieces.append(rest[:cut])
+        rest = rest[cut:]
+    assert read([ids]) == read(one_by_one(ids)) == read([*pieces, rest])
+    if not stop:
+        assert read([ids])[0] == bytes(data).decode("utf-8", errors="replace")

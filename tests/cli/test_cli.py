@@ -59,7 +59,9 @@ def test_serve_has_vllms_flag_names(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_flag_names_near_matches(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--max-num-seqs" in refused(capsys, "serve", "--max-num-seq", "3")
+    assert main(["serve", "--max-num-seq", "3"]) == 2
+    assert "near to it are --max-num-seqs" in capsys.readouterr().err
+    assert "--max-num-seqs" in refused(capsys, "generate", "--max-num-seq", "3")
 
 
 def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,8 +101,8 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path:
 
 def test_names_and_places() -> None:
     assert resolve(None) == tiny_model()
-    assert served_name(tiny_model()) == "flashstep-tiny"
-    assert served_name(Path("/models/V4.1")) == "V4.1"
+    assert served_name(None, tiny_model()) == "flashstep-tiny"
+    assert served_name(Path("/models/V4.1"), Path("/models/V4.1")) == "V4.1"
 
 
 def test_budget_of_the_released_model(capsys: pytest.CaptureFixture[str]) -> None:

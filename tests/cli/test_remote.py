@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hypothesis import given, settings
 
 from flashstep.cli import main
-from flashstep.cli.remote import Delta, RemoteModel
+from flashstep.cli.remote import Delta, RemoteModel, read_event
+from tests.json_values import texts
 
 TEXT = "Paris [b]:smile:"  # nothing of it may be interpreted
 CHUNKS = [
@@ -121,3 +123,14 @@ def test_engine_options_mean_nothing_to_a_remote_chat(capsys: pytest.CaptureFixt
     )
     shown = " ".join(capsys.readouterr().err.split())
     assert "--max-num-seqs, --speculative-config: engine options mean nothing with --url" in shown
+
+
+@settings(max_examples=200, deadline=None)
+@given(event=texts(["choices", "error", "delta"]))
+def test_an_event_of_any_text_is_read_or_told(event: str) -> None:
+    """A server of another kind may send anything."""
+    try:
+        for delta in read_event(event.encode("utf-8", errors="surrogatepass")):
+            assert isinstance(delta.reasoning, str) and isinstance(delta.content, str)
+    except ValueError as error:
+        assert str(error)

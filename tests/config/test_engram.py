@@ -1,9 +1,12 @@
 """``--engram-config``: what each field means on each device, and every mix that cannot be meant."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flashstep.config.engram import EngramOptions, Place
 from flashstep.config.errors import ConfigError
+from tests.json_values import texts
 
 
 @pytest.mark.parametrize(
@@ -63,3 +66,26 @@ def test_all_problems_are_told_at_once() -> None:
 def test_told_in_words() -> None:
     assert EngramOptions().told("auto") == "in pinned host memory, or without a GPU in memory"
     assert EngramOptions(dp_shared_memory=True).told("cpu") == "memory-mapped on disk"
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=texts(EngramOptions.__struct_fields__))
+def test_any_text_is_options_or_refused_in_sentences(text: str) -> None:
+    try:
+        options = EngramOptions.parse(text)
+    except ConfigError as error:
+        assert error.problems and all(error.problems)
+    else:
+        assert EngramOptions.parse(options.text) == options
+
+
+@given(
+    st.builds(
+        EngramOptions,
+        cpu_offload=st.booleans(),
+        use_thp=st.booleans(),
+        dp_shared_memory=st.none() | st.booleans(),
+    ).filter(lambda options: not options.problems())
+)
+def test_options_read_back_as_they_were_written(options: EngramOptions) -> None:
+    assert EngramOptions.parse(options.text) == options

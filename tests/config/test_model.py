@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flashstep.config.errors import ConfigError
 from flashstep.config.model import ModelConfig, Role
 from flashstep.config.presets import released, released_json
+from tests.json_values import VALUES
 
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "model"
 RATIOS = released_json()["text_config"]["compress_ratios"]
@@ -222,3 +225,18 @@ def test_golden_checkpoints_are_accepted(name: str) -> None:
     config = ModelConfig.read(VECTORS / name / "ckpt")
     stored = json.loads((VECTORS / name / "ckpt" / "config.json").read_text())["text_config"]
     assert config.hidden_size == stored["hidden_size"] and len(config.layers) == stored["num_hidden_layers"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_value_of_any_key_is_a_model_or_refused_in_sentences(data: st.DataObject) -> None:
+    config = json.loads(json.dumps(released_json()))
+    where = data.draw(st.sampled_from([config, config["text_config"]]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        where[data.draw(st.sampled_from(sorted(where)))] = data.draw(VALUES)
+    try:
+        made = ModelConfig.parse(config)
+    except ConfigError as error:
+        assert error.problems and all(error.problems)
+    else:
+        assert made.broken_rules() == []

@@ -4,6 +4,7 @@ import json
 
 import msgspec
 import pytest
+from hypothesis import given, settings
 
 from flashstep.config.errors import ConfigError
 from flashstep.config.model import ModelConfig
@@ -17,6 +18,7 @@ from flashstep.config.speculative import (
     SpeculativeOptions,
     speculation,
 )
+from tests.json_values import texts
 
 SYNTHETIC = {"rejection_sample_method": "synthetic"}
 RANGES = "num_speculative_tokens_per_batch_size"
@@ -182,7 +184,7 @@ def test_each_wrong_field_is_a_sentence(fields: dict, sentence: str) -> None:
 
 @pytest.mark.parametrize("name", NOT_OURS)
 def test_fields_of_vllm_that_mean_nothing_here(name: str) -> None:
-    (problem,) = refusals(**{name: 1})
+    (problem,) = refusals(**{name: 2})
     assert problem.startswith(f"{name} is not an option here: ") and problem.endswith("; leave it out")
 
 
@@ -240,3 +242,14 @@ def test_a_synthetic_length_and_fewer_drafts_are_refused() -> None:
     )
     with pytest.raises(ConfigError, match="would not be met"):
         SpeculativeOptions.parse(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=texts([*SpeculativeOptions.__struct_fields__, *NOT_OURS]))
+def test_any_text_is_options_or_refused_in_sentences(text: str) -> None:
+    try:
+        options = SpeculativeOptions.parse(text)
+    except ConfigError as error:
+        assert error.subject == "--speculative-config" and all(error.problems)
+    else:
+        assert isinstance(options, SpeculativeOptions)

@@ -106,6 +106,8 @@ def exists(pid: int) -> bool:
 class Served:
     """A ``flashstep serve`` process tree. ``model`` None is the embedded tiny model; ``wait`` False leaves it loading."""
 
+    command: tuple[str, ...] = ("serve",)
+
     def __init__(self, model: Path | None = None, *flags: str, wait: bool = True) -> None:
         # short: a Unix socket's path has 107 bytes at most
         self.folder = Path(tempfile.mkdtemp(prefix="fs-"))
@@ -117,7 +119,7 @@ class Served:
         source = TINY_FLAGS if model is None else (str(model), "--load-format", "dummy")
         self._started = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "flashstep", "serve", *source, "--port", "0", *flags],
+            [sys.executable, "-m", "flashstep", *self.command, *source, "--port", "0", *flags],
             cwd=self.work,
             env=environment(TMPDIR=str(self.temporary), PYTHONPATH=str(ROOT)),
             stdout=subprocess.PIPE,

@@ -207,6 +207,8 @@ def test_children_of_a_prompt_differ_and_repeat(make_engine: Callable[..., Engin
     first, second = (run(make_engine(), *children) for _ in range(2))
     assert len({tuple(tokens(outputs)) for outputs in first.values()}) == 4
     assert all(told(first[name]) == told(second[name]) for name in first)
+    greedy = [request(f"g{n}", prompt(9), temperature=0.0, seed=7 + n, max_tokens=10) for n in range(4)]
+    assert len({tuple(tokens(outputs)) for outputs in run(make_engine(), *greedy).values()}) == 1
     unseeded = [request(f"u{n}", prompt(9), temperature=1.5, max_tokens=10) for n in range(4)]
     assert len({tuple(tokens(outputs)) for outputs in run(make_engine(), *unseeded).values()}) == 4
 

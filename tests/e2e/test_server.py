@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import pytest
 
 from flashstep.config.model import ModelConfig
@@ -72,6 +73,39 @@ def test_a_stream_says_what_the_whole_says(tiny: Served) -> None:
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     finish = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
     assert finish == [whole.choices[0].finish_reason]
+
+
+def test_three_apis_one_answer(tiny: Served) -> None:
+    """The same question in the words of chats, Responses and Messages: the same tokens in and out, whole and streamed."""
+    question, sampling = "What is 12 + 30?", {"seed": 5, "temperature": 1.0}
+    turn: Any = {"role": "user", "content": question}
+    chat = tiny.client.chat.completions.create(
+        model=tiny.model, messages=[turn], max_completion_tokens=48, extra_body=sampling
+    )
+    message = chat.choices[0].message
+    said = (message.reasoning_content or "", message.content or "")
+
+    asked: Any = {"model": tiny.model, "input": question, "max_output_tokens": 48}
+    response = tiny.client.responses.create(**asked, extra_body=sampling)
+    with tiny.client.responses.stream(**asked, extra_body=sampling) as events:
+        streamed = events.get_final_response()
+    for made in (response, streamed):
+        thought = [part.text for item in made.output if item.type == "reasoning" for part in item.content]
+        assert ("".join(thought), made.output_text) == said
+        assert made.usage.output_tokens == chat.usage.completion_tokens
+        assert made.usage.input_tokens == chat.usage.prompt_tokens
+
+    with anthropic.Anthropic(base_url=tiny.url, api_key="none", max_retries=0) as client:
+        told: Any = {"model": tiny.model, "messages": [turn], "max_tokens": 48}
+        whole = client.messages.create(**told, extra_body=sampling)
+        with client.messages.stream(**told, extra_body=sampling) as stream:
+            final = stream.get_final_message()
+    for made in (whole, final):
+        texts = {block.type: getattr(block, block.type) for block in made.content}
+        assert (texts.get("thinking", ""), texts.get("text", "")) == said
+        assert made.usage.output_tokens == chat.usage.completion_tokens
+        cached = made.usage.cache_read_input_tokens
+        assert made.usage.input_tokens + cached == chat.usage.prompt_tokens
 
 
 def test_a_tool_result_is_taken_back(tiny: Served) -> None:

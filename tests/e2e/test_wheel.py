@@ -66,6 +66,8 @@ def test_what_is_in_it(installed: Path) -> None:
     files = {file.name: file.stat().st_size for file in (package / "tiny").iterdir()}
     assert files == {file.name: file.stat().st_size for file in TINY.iterdir()}
     assert sum(files.values()) < MAX_MODEL_BYTES
+    pages = {file.name for file in (package / "server" / "page").iterdir()}
+    assert pages == {"index.html", "page.css", "page.js", "icon.svg"}
     assert not list(installed.glob("lib/python3*/site-packages/tests"))
 
 

@@ -32,7 +32,7 @@ class LateRunner(FakeRunner):
         super().__init__(*args, **options)
         self.events: list[tuple[str, int]] = []
 
-    def launch(self, plan, requests):
+    def launch(self, plan, requests, compiled):
         self.events.append(("launch", plan.step))
         return Late(self.run(plan, requests), self.events)
 

@@ -31,10 +31,10 @@ class Settling(fake.LateRunner):
         super().__init__(*args, **options)
         self.in_flight = []
 
-    def launch(self, plan, requests):
+    def launch(self, plan, requests, compiled):
         for step in self.in_flight:
             step.end()
-        self.in_flight = [super().launch(plan, requests)]
+        self.in_flight = [super().launch(plan, requests, compiled)]
         time.sleep(0.01)
         self.events.append(("launched", plan.step))
         return self.in_flight[0]

@@ -5,11 +5,13 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
 from tokenizers import Tokenizer
 
 from flashstep.config.errors import ConfigError
 from flashstep.config.model import ModelConfig
-from flashstep.engram.token_map import TokenMap
+from flashstep.engram.token_map import TokenMap, parse_tokenizer
+from tests.json_values import texts
 
 RELEASED = Path(__file__).parents[3].joinpath("shared/vectors/chat/tokenizer.json.gz")
 GOLDEN = Path(__file__).parents[3].joinpath("shared/vectors/model/a_base/ckpt")
@@ -85,3 +87,12 @@ def test_swapped_ids_change_the_fingerprint_and_nothing_else() -> None:
     assert (len(one.ids), one.size) == (len(other.ids), other.size)
     assert one.fingerprint != other.fingerprint
     assert one.fingerprint == TokenMap.of(one.ids).fingerprint
+
+
+@settings(max_examples=100, deadline=None)
+@given(texts(["version", "model", "added_tokens", "pre_tokenizer", "decoder", "normalizer"]))
+def test_any_text_defines_a_tokenizer_or_is_refused(text: str) -> None:
+    try:
+        parse_tokenizer(text)
+    except ValueError as error:
+        assert "does not define a tokenizer" in str(error)

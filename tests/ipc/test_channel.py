@@ -1,11 +1,14 @@
 """The two ends of the wire, over real sockets."""
 
+import contextlib
 import stat
 import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from flashstep.config.errors import ConfigError
 from flashstep.ipc import messages
@@ -39,6 +42,7 @@ READY = messages.Ready(
     vocab_size=9,
     token_map_fingerprint="f",
 )
+READY_BYTES = msgspec.msgpack.encode(READY)
 STATS = messages.Stats(
     running=1,
     waiting=2,
@@ -121,3 +125,15 @@ def test_a_temporary_folder_with_too_long_a_name_is_refused(
     with pytest.raises(ConfigError, match="set TMPDIR to a shorter one"):
         Addresses.fresh()
     assert not list(deep.iterdir())
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(noise=st.binary(max_size=80), at=st.integers(0, 200), whole=st.sampled_from([b"", READY_BYTES]))
+def test_bytes_that_are_no_message_are_said_to_be_none(ends, noise: bytes, at: int, whole: bytes) -> None:
+    """Noise, and a message with noise in it, are a message or a ``DecodeError``; the next message is read as ever."""
+    server, engine = ends
+    engine._out.send(whole[:at] + noise + whole[at + len(noise) :])
+    with contextlib.suppress(msgspec.DecodeError):
+        wait_for(server)
+    engine.send(READY)
+    assert wait_for(server) == READY

@@ -4,6 +4,8 @@ from collections import Counter
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flashstep.config.errors import ConfigError
 from flashstep.config.presets import released
@@ -86,3 +88,11 @@ def test_a_rank_keeps_its_own_rows_and_says_what_it_leaves_out() -> None:
     assert torch.equal(Rank(Layout.parse("tp2:0")).gather(x, width=6), torch.cat((x, x), dim=1))
     assert Rank().gather(x, width=3) is x
     assert "all-reduce" in Rank(Layout.parse("tp2:0")).excluded[0] and "dispatch" in rank.excluded[0]
+
+
+@given(st.text(alphabet="tpde0123456789:", max_size=10) | st.text(max_size=8))
+def test_any_text_is_a_layout_or_refused(text: str) -> None:
+    try:
+        Layout.parse(text)
+    except ConfigError as error:
+        assert error.problems

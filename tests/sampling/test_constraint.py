@@ -17,7 +17,9 @@ from tokenizers import Tokenizer
 
 from flashstep.config.errors import ConfigError
 from flashstep.request import Constraint, SamplingParams, problems
+from flashstep.sampling import constraint
 from flashstep.sampling.constraint import Matcher, Vocabulary
+from flashstep.sampling.grammar import STUCK
 from flashstep.sampling.plain import sample_plain
 from flashstep.sampling.sampler import SampleRow, sample
 
@@ -71,6 +73,11 @@ def allowed(mask_V: torch.Tensor | None) -> list[int]:
 def next_tokens(one: Matcher) -> list[int]:
     (mask_V,) = one.masks([])
     return allowed(mask_V)
+
+
+def free(mask_V: torch.Tensor, *, but: Sequence[int] = ()) -> bool:
+    """Whether all may stand except an end and ``but``: an answer that ends in its reasoning is none."""
+    return set(range(VOCAB_SIZE)).difference(allowed(mask_V)) == {EOS, OTHER_EOS, *but}
 
 
 def row(output: Sequence[int], mask_V: torch.Tensor | None, **params: Any) -> SampleRow:
@@ -160,13 +167,13 @@ def test_a12_what_is_cut_and_masked(offset: int) -> None:
     drafts = [*ids(" thought")[:1] * offset, *FENCE]
     assert one.keep(drafts) == offset + 1  # up to </think>: a fence may not follow
     masks = one.masks(drafts[: offset + 1])
-    assert masks[: offset + 1] == [None] * (offset + 1)
+    assert all(map(free, masks[: offset + 1]))
     begins = allowed(masks[-1])
     assert begins and all(text([token]).startswith("{") for token in begins)
     right = [*drafts[: offset + 1], *ids("{"), *ids('"')]
     assert one.keep(right) == len(right)
     assert len(one.masks(right)) == len(right) + 1
-    assert one.masks([]) == [None], "drafts were taken although nobody accepted them"
+    assert free(*one.masks([])), "drafts were taken although nobody accepted them"
     one.accept(drafts[: offset + 1])
     assert next_tokens(one) == begins
 
@@ -337,7 +344,7 @@ def test_the_end() -> None:
 def test_reasoning_is_free_and_only_its_first_end_counts() -> None:
     one = matcher(of_lark('start: "a"', after=THINK_END))
     one.accept([5, 0, 2034, *ids("{ ]")])
-    assert one.masks([9, EOS]) == [None, None, None]
+    assert all(map(free, one.masks([9, 2036]))) and one.keep([9, EOS]) == 1
     one.accept([THINK_END])
     assert next_tokens(one) == ids("a")
     assert one.keep([THINK_END]) == 0
@@ -345,19 +352,66 @@ def test_reasoning_is_free_and_only_its_first_end_counts() -> None:
     assert next_tokens(at_once) == ids("a")
 
 
+def test_control_tokens_of_the_grammar_stand_in_it_only() -> None:
+    grammar = LLMatcher.grammar_from_lark('start: "<" <[2036]> "a" | <[2037]>')
+    one = matcher(Constraint(grammar=grammar, after=THINK_END, control_tokens=(2036,)))
+    assert free(*one.masks([]), but=[2036])
+    one.accept([THINK_END, *ids("<")])
+    assert next_tokens(one) == [2036], "2037 is named and not listed"
+    one.accept([2036, *ids("a")])
+    assert next_tokens(one) == [EOS, OTHER_EOS] and one.failure is None
+
+
+# ---- the limit of what comes before ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5])
+@pytest.mark.parametrize("grammar", [None, 'start: "a"'])
+def test_a_limit_forces_the_end_of_reasoning(limit: int, grammar: str | None) -> None:
+    made = None if grammar is None else LLMatcher.grammar_from_lark(grammar)
+    one = matcher(Constraint(grammar=made, after=THINK_END, limit=limit))
+    thoughts = ids(" thought")[:1] * 9
+    assert one.keep(thoughts) == limit, "drafts are cut where the end is forced"
+    assert one.keep([*thoughts[:limit], THINK_END]) == limit + 1
+    assert allowed(one.masks(thoughts[:limit])[-1]) == [THINK_END]
+    assert one.accept(thoughts[:limit]) == limit
+    assert next_tokens(one) == [THINK_END]
+    one.accept([THINK_END])
+    behind = one.masks([])
+    assert behind == [None] if grammar is None else allowed(behind[0]) == ids("a")
+    early = matcher(Constraint(grammar=made, after=THINK_END, limit=5))
+    early.accept([7, THINK_END])
+    assert early.masks([]) == [None] if grammar is None else next_tokens(early) == ids("a")
+
+
+def test_how_far_a_limit_leaves_tokens_free() -> None:
+    one = matcher(Constraint(after=THINK_END, limit=5))
+    assert one.free(5) and not one.free(6)
+    one.accept([7, EOS, 7])  # an EOS that is ignored is a token like any other
+    assert one.free(2) and not one.free(3) and one.masks([7]) == [None, None]
+    one.accept([THINK_END])
+    assert one.free(1000) and one.keep([7, THINK_END, EOS]) == 3
+    assert not matcher(of_lark('start: "a"', after=THINK_END)).free(1)
+    assert matcher(Constraint(after=THINK_END)).free(1000)
+
+
+def test_a_limit_needs_the_token_that_it_is_before() -> None:
+    for wrong in (Constraint(limit=3), Constraint(after=THINK_END, limit=-1)):
+        (sentence,) = problems(SamplingParams(max_tokens=1, constraint=wrong), VOCAB_SIZE)
+        assert sentence.startswith("constraint has the limit")
+
+
 # ---- failures ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("grammar", ["start: b", 'start: "a" </think>', "{", "start: start", "\x00"])
-def test_a_grammar_that_is_none_lets_the_request_end(grammar: str) -> None:
+def test_a_grammar_that_is_none_has_failed_from_the_start(grammar: str) -> None:
     """The engine refuses these at its door; if one came through, it would cost its own request only."""
     one = matcher(Constraint(grammar=grammar, after=THINK_END))
-    assert one.masks([7]) == [None, None]
-    one.accept([7, THINK_END])
-    assert next_tokens(one) == [EOS, OTHER_EOS]
     assert one.failure and "\n" not in one.failure
-    one.accept([EOS])
-    assert one.masks([]) and one.failure
+    assert next_tokens(one) == [EOS, OTHER_EOS] and one.keep([7]) == 0
+    assert one.accept([EOS]) == 0
+    assert one.masks([]) and one.failure and not one.free(1)
 
 
 def test_a_limit_ends_the_text_and_drafts_alone_do_not_meet_it() -> None:
@@ -371,12 +425,47 @@ def test_a_limit_ends_the_text_and_drafts_alone_do_not_meet_it() -> None:
         assert each.failure is None
     other.accept(ids("7"))
     assert {EOS, OTHER_EOS} < set(next_tokens(other))
-    other.accept([EOS])
+    assert other.accept([EOS]) == 1
     assert other.failure is None
-    one.accept(ids("{"))
+    assert one.accept(ids("{")) == 1
     assert next_tokens(one) == [EOS, OTHER_EOS]
     assert one.failure and "items" in one.failure
-    assert one.keep([EOS]) == 1 and one.keep(ids("k")) == 0
+    assert one.keep([EOS]) == 0 and one.keep(ids("k")) == 0
+
+
+@pytest.mark.parametrize("drafts", [[], ids("{"), [*ids("{"), EOS], ids("7")])
+def test_a_limit_is_met_at_the_same_token_with_drafts_as_without(drafts: list[int]) -> None:
+    wide = {"type": "object", "properties": {f"k{number}": {} for number in range(900)}}
+    one = matcher(of_schema({"anyOf": [wide, {"type": "integer"}]}))
+    drafts = drafts[: one.keep(drafts)]
+    one.masks(drafts)
+    run = [*drafts, EOS] if drafts == ids("{") else ids("{")
+    assert one.accept(run) == 1, "behind it nothing could be sampled"
+    assert one.keep([EOS]) == 0 and one.accept([EOS]) == 0
+    assert one.failure and "items" in one.failure
+
+
+def test_a_text_that_the_vocabulary_cannot_spell_fails() -> None:
+    """Here a vocabulary without "~"; there are tokens for every other byte."""
+    definition = json.loads((TINY / "tokenizer.json").read_text())
+    entries = definition["model"]["vocab"]
+    definition["model"]["vocab"] = {text: token for text, token in entries.items() if "~" not in text}
+    small = Vocabulary(json.dumps(definition), vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+    one = Matcher(small, of_lark('start: "a~"'))
+    assert next_tokens(one) == ids("a") and one.failure is None
+    assert one.accept(ids("a")) == 1
+    assert next_tokens(one) == [EOS] and one.failure == STUCK
+
+
+def test_masks_that_take_too_long_end_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others wait for them; here with nothing to spend."""
+    monkeypatch.setattr(constraint, "CREDIT_S", 0.0)
+    monkeypatch.setattr(constraint, "MASK_S", 0.0)
+    one = matcher(of_lark("start: /[ab]+/"))
+    assert ids("a")[0] in next_tokens(one)
+    assert one.accept(ids("a")) == 0 and one.failure == constraint.SLOW
+    limit_only = matcher(Constraint(after=THINK_END, limit=3))
+    assert limit_only.keep([7, 7]) == 2 and limit_only.failure is None
 
 
 def test_a_token_that_the_grammar_forbids_is_noticed() -> None:

@@ -6,8 +6,9 @@ the tokens so far and the seed, so outputs can be compared with a sequential run
 wrong from a place on that changes with the position, so every count of accepted drafts occurs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from flashstep.config.cache import CacheConfig
 from flashstep.config.scheduler import SchedulerConfig
@@ -121,7 +122,7 @@ class FakeRunner:
         self.next_step = 0
         self.replayed = 0
 
-    def launch(self, plan: StepPlan, requests: Sequence[Request]) -> "Over":
+    def launch(self, plan: StepPlan, requests: Sequence[Request], compiled: Mapping[str, Any]) -> "Over":
         return Over(self.run(plan, requests))
 
     def run(self, plan: StepPlan, requests: Sequence[Request]) -> StepResult:

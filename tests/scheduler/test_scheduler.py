@@ -296,6 +296,7 @@ def test_a_bounded_hit_replays_one_window_and_a_short_one_is_a_miss(budget):
     rig.check_outputs()
     assert [cached(rig, n) for n in "abcd"] == [0, 28, 0, 0], "a hit of 8 = window is a miss"
     assert [rig.told[n].outputs[0].replayed_tokens for n in "abcd"] == [0, 8, 0, 0]
+    assert rig.scheduler.stats().replayed_tokens == 8
     assert rig.runner.replayed == 8
 
 
@@ -490,6 +491,12 @@ def test_stats_count():
         60,
     )
     assert stats.steps == len(rig.plans)
+    assert (stats.cached_tokens, stats.replayed_tokens) == (28, 0)
+    rows = [sum(span.length for span in plan.spans) for plan in rig.plans]
+    assert stats.rows == sum(rows)
+    assert sum(stats.step_rows) == stats.steps
+    for power, steps in enumerate(stats.step_rows):
+        assert steps == sum((1 << power) // 2 < n <= 1 << power for n in rows)
 
 
 # ---- drafts ----------------------------------------------------------------------------------------------------------

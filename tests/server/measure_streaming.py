@@ -52,7 +52,11 @@ def measure(*, streams: int, tokens: int, run: int, rate: int, chat: bool) -> di
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as scripts:
         server = Server(
-            Path(scripts), step_s=streams * run / rate, tokens_per_step=run, max_model_len=tokens + 100
+            Path(scripts),
+            log=Path(scripts) / "log",
+            step_s=streams * run / rate,
+            tokens_per_step=run,
+            max_model_len=tokens + 100,
         )
         try:
             os.sched_setaffinity(server.pid, cores[:1])

@@ -1,8 +1,8 @@
 """An engine that knows no model: a process that speaks the wire and emits scripted tokens, as fast as it is let.
 
 A request whose ``cache_salt`` names a file ``<salt>.json`` in the scripts' folder gets that script (``Script``); any other
-request gets ordinary tokens until ``max_tokens``. What a scripted request asked for is left in ``<salt>.params``. One Outputs a
-step over all running requests, as the real engine.
+request gets ordinary tokens until ``max_tokens``. What a scripted request asked for is left in ``<salt>.params``, its tokens in
+``<salt>.prompt``. One Outputs a step over all running requests, as the real engine.
 ``Stats.preemptions`` counts the aborts that arrived, so that tests can see them. With ``Options.drafts`` every step of a request
 after its first says that it verified so many drafts, of which all its tokens but one stood.
 """
@@ -39,6 +39,7 @@ class Script(msgspec.Struct, kw_only=True):
     stop_token: int | None = None
     cached: int = 0
     replayed: int = 0
+    preemptions: int = 0
     step_s: float = 0.0
     dies_of_abort: bool = False
 
@@ -114,6 +115,7 @@ class _Running:
             finish_reason=script.finish if last else None,
             stop_token=script.stop_token if last else None,
             acceptance=self.counts.acceptance if last else None,
+            preemptions=script.preemptions if last else 0,
             logprobs=self._scores(tokens, self.request.params.logprobs),
             **first,
         )
@@ -179,7 +181,10 @@ class StubEngine:
                     if running.script.dies_of_abort:
                         os._exit(3)
                     counted = running.counts.acceptance
-                    output = RequestOutput(id=request_id, finish_reason="abort", acceptance=counted)
+                    lost = running.script.preemptions
+                    output = RequestOutput(
+                        id=request_id, finish_reason="abort", acceptance=counted, preemptions=lost
+                    )
                     self._end.send(Outputs(outputs=(output,)))
             return
         for request in message.requests:
@@ -198,6 +203,7 @@ class StubEngine:
         path = Path(self._options.scripts) / f"{request.cache_salt}.json"
         if request.cache_salt and path.exists():
             path.with_suffix(".params").write_bytes(msgspec.json.encode(request.params))
+            path.with_suffix(".prompt").write_bytes(msgspec.json.encode(request.prompt))
             return msgspec.json.decode(path.read_bytes(), type=Script)
         options = self._options
         words = options.words

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flashstep.request import Acceptance
-from flashstep.server.acceptance import added
+from flashstep.server.metrics.acceptance import added
 from tests.server.conftest import MODEL, Server
 
 K = 3
@@ -261,3 +261,11 @@ def test_the_last_interval_is_told_at_the_end(own_server: Make, tmp_path: Path) 
     assert told_lines(log) == []
     assert server.stop() == 0
     assert len(told_lines(log)) == 1
+
+
+def test_an_interval_of_zero_is_never(own_server: Make, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    server = own_server(drafts=K, serving={"acceptance_log_s": 0.0}, log=log)
+    complete(server, extra_body=server.script("logged", RUNS))
+    assert server.stop() == 0
+    assert told_lines(log) == []

@@ -230,6 +230,28 @@ def test_a25_several_choices(server: Server, stream: bool) -> None:
     assert usage.prompt_tokens == whole(server, max_tokens=1).usage.prompt_tokens
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a25_choices_end_on_their_own(server: Server, path: str) -> None:
+    """A stop string that comes at another place in each, as the stub's words have it: each is closed once."""
+    asked = {"messages": HI, "thinking": False} if path.endswith("chat/completions") else {"prompt": "x"}
+    body = {**asked, "n": 4, "max_tokens": 60, "stop": ["z", "q"]}
+    answer = server.post(path, body)[1]
+    ends = {choice["finish_reason"] for choice in answer["choices"]}
+    lengths = {
+        len((choice.get("message") or {}).get("content") or choice.get("text") or "")
+        for choice in answer["choices"]
+    }
+    assert "stop" in ends and len(lengths) > 1
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["completion_tokens"] < 4 * 60
+    data = server.post(path, body | {"stream": True})[1]
+    lines = [line.removeprefix("data: ") for line in data.split("\n") if line.startswith("data: {")]
+    closed = [
+        choice["index"] for line in lines for choice in json.loads(line)["choices"] if choice["finish_reason"]
+    ]
+    assert sorted(closed) == [0, 1, 2, 3]
+
+
 def test_a25_children_have_their_own_seeds() -> None:
     body = decode(b'{"messages": [], "n": 4, "seed": 7}', ChatBody)
     params = SamplingParams(max_tokens=4, seed=7)

@@ -9,8 +9,9 @@ from flashstep.chat.parse import TextParser
 from flashstep.chat.tokenizer import TextTokenizer
 from flashstep.ipc.client import OutputStream
 from flashstep.ipc.messages import Ready, RequestOutput
+from flashstep.request import SamplingParams
 from flashstep.server.choices import Choice, Failed, Piece, usage
-from flashstep.server.metrics import Metrics
+from flashstep.server.metrics.registry import Metrics
 from tests.server.conftest import TOKENIZER
 
 
@@ -19,6 +20,8 @@ class ScriptedStream:
 
     def __init__(self, outputs: Sequence[RequestOutput]) -> None:
         self._outputs = list(outputs)
+        self.id = "r-0"
+        self.params = SamplingParams(max_tokens=8)
         self.closed = False
         self.done = False
 

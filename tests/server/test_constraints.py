@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from flashstep.chat import grammar
-from flashstep.chat.encode import Conversation
+from flashstep.chat import calls, grammar
+from flashstep.chat.conversation import Conversation
 from flashstep.request import Constraint, SamplingParams
 from tests.server.conftest import MODEL, Server
 from tests.server.test_errors import CHAT, TEXT, refused
 
-THINK_END = 2035
+THINK_END, DSML = 2035, 2036
 ASK = [{"role": "user", "content": "Answer in JSON."}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 BY_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
@@ -131,15 +131,34 @@ def test_what_is_wrong_is_said(server: Server) -> None:
 
 
 def test_tools_beside_a_form(server: Server) -> None:
-    """A form that no tool call fits would forbid what was offered; with tool_choice none nothing was."""
+    """Either the form or calls; with tool_choice none only the form, and a call that must be made has none."""
     tools = [
         {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     ]
-    error = refused(server, CHAT, {"messages": ASK, "tools": tools, "response_format": BY_SCHEMA})
-    assert error["param"] == "response_format" and "tool_choice" in error["message"]
-    error = refused(server, CHAT, {"messages": ASK, "tools": tools, "structured_outputs": {"regex": "a"}})
-    assert error["param"] == "structured_outputs"
-    chat(server, "none", tools=tools, tool_choice="none", response_format=BY_SCHEMA)
-    assert reached(server, "none") is not None
+    for form in ({"response_format": BY_SCHEMA}, {"structured_outputs": {"json": SCHEMA}}):
+        error = refused(server, CHAT, {"messages": ASK, "tools": tools, "tool_choice": "required", **form})
+        assert error["param"] in form and "tool_choice" in error["message"]
+        chat(server, "auto", tools=tools, **form)
+        offered = calls.Calls(
+            tools=[calls.Tool(name="f", parameters={"type": "object", "properties": {}})], marker=DSML
+        )
+        assert reached(server, "auto") == Constraint(
+            grammar=calls.offered(offered, form=grammar.json_schema(SCHEMA)),
+            after=THINK_END,
+            control_tokens=(DSML,),
+        )
+        chat(server, "none", tools=tools, tool_choice="none", **form)
+        assert reached(server, "none") == Constraint(grammar=grammar.json_schema(SCHEMA), after=THINK_END)
     chat(server, "none", tools=tools, response_format={"type": "text"})
     assert reached(server, "none") is None
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"choice": ["a", "b"]}, {"grammar": 'start: "a"'}, {"regex": "a+"}, {"json": {"type": "integer"}}],
+)
+def test_each_kind_of_form_goes_with_tools(server: Server, form: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "max_tokens": 2}
+    status, answer = server.post("/v1/chat/completions", body | {"structured_outputs": form})
+    assert status == 200, answer

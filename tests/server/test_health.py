@@ -1,4 +1,4 @@
-"""The small endpoints, and the names of the metrics (F30 to F32)."""
+"""The small endpoints."""
 
 import openai
 import pytest
@@ -22,45 +22,7 @@ def test_health_and_version(server: Server) -> None:
     assert server.get("/version") == (200, {"version": flashstep.__version__})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "num_requests_running",
-        "num_requests_waiting",
-        "kv_cache_usage_perc",
-        "cache_config_info",
-        "prefix_cache_queries_total",
-        "prefix_cache_hits_total",
-        "num_preemptions_total",
-        "prompt_tokens_total",
-        "generation_tokens_total",
-        "request_success_total",
-        "time_to_first_token_seconds_bucket",
-        "inter_token_latency_seconds_bucket",
-        "request_time_per_output_token_seconds_bucket",
-        "e2e_request_latency_seconds_bucket",
-        "request_queue_time_seconds_bucket",
-        "request_prefill_time_seconds_bucket",
-        "request_prompt_tokens_bucket",
-        "request_generation_tokens_bucket",
-    ],
-)
-def test_metric_names(server: Server, name: str) -> None:
-    samples = [line for line in server.get("/metrics")[1].splitlines() if line.startswith(f"vllm:{name}{{")]
-    assert samples
-    assert all(f'model_name="{MODEL}"' in line and 'engine="0"' in line for line in samples)
-
-
-def test_metrics_move(server: Server) -> None:
-    def counts() -> list[float]:
-        return [
-            server.metric("request_success_total", finished_reason="length"),
-            server.metric("time_to_first_token_seconds_count"),
-            server.metric("inter_token_latency_seconds_count"),
-            server.metric("request_generation_tokens_sum"),
-        ]
-
-    before = counts()
-    extra = server.script("moves", [[5], [6], [7, 8]], finish="length", step_s=0.02)
-    server.client.completions.create(model=MODEL, prompt="hi", extra_body=extra)
-    assert [round(b - a) for a, b in zip(before, counts(), strict=True)] == [1, 1, 2, 4]
+def test_a_text_takes_nothing_of_a_conversation(server: Server) -> None:
+    for field, value in (("reasoning_effort", "high"), ("tools", []), ("enable_thinking", False)):
+        status, answer = server.post("/tokenize", {"prompt": "hi", field: value})
+        assert (status, answer["error"]["param"]) == (400, field)

@@ -4,7 +4,8 @@ import random
 from collections.abc import Iterator
 
 from flashstep.chat import grammar
-from flashstep.chat.encode import ChatEncoder, Conversation
+from flashstep.chat.conversation import Conversation
+from flashstep.chat.encode import ChatEncoder
 from flashstep.chat.tokenizer import TextTokenizer
 from flashstep.cli.model import tiny_model
 from flashstep.request import Request, SamplingParams

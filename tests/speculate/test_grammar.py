@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from flashstep.chat import grammar
-from flashstep.chat.encode import ChatEncoder, ChatPrompt, Conversation
+from flashstep.chat.conversation import Conversation
+from flashstep.chat.encode import ChatEncoder, ChatPrompt
 from flashstep.chat.tokenizer import TextTokenizer
 from flashstep.cli.model import tiny_model
 from flashstep.config.engine import EngineConfig

@@ -139,7 +139,8 @@ def main() -> None:
 
 def prompts() -> list[list[int]]:
     """Conversations and beginnings after which the embedded model is unsure what comes."""
-    from flashstep.chat.encode import ChatEncoder, Conversation
+    from flashstep.chat.conversation import Conversation
+    from flashstep.chat.encode import ChatEncoder
     from flashstep.chat.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer.from_file(tiny_model() / "tokenizer.json")

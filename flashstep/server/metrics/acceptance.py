@@ -92,7 +92,9 @@ class AcceptanceLog:
 
 
 async def log_acceptance(client: EngineClient, *, interval_s: float) -> None:
-    """Tell every ``interval_s``, and when cancelled, what the engine's counters say; silent if it does not speculate."""
+    """Tell every ``interval_s`` (0: never), and when cancelled, what the counters say; silent without speculation."""
+    if interval_s == 0:
+        return
     log = AcceptanceLog(now=time.monotonic())
 
     def tell() -> None:

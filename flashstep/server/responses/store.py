@@ -1,0 +1,106 @@
+"""Responses by their ids, in memory: those that can be asked for again, continued, or cancelled while they run.
+
+Bounded in number and in bytes; the oldest that has ended goes first. What has ended is kept as JSON, so its size is known. Knows
+no engine and no HTTP.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from flashstep.server.errors import ApiError
+
+
+class Running(msgspec.Struct):
+    """A background response: ``task`` follows it, ``cancel`` ends it, ``snapshot`` is the object as it stands."""
+
+    task: asyncio.Task[None]
+    cancel: Callable[[], None]
+    snapshot: Callable[[], bytes]
+
+
+class Ended(msgspec.Struct):
+    """``response`` is the object, ``items`` its whole conversation, each as JSON. ``background``: it was one."""
+
+    response: bytes
+    items: bytes
+    background: bool
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.response) + len(self.items)
+
+
+class ResponseStore:
+    """At most ``max_responses`` and ``max_bytes``; 0 responses keeps nothing."""
+
+    def __init__(self, *, max_responses: int, max_bytes: int) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._running: dict[str, Running] = {}
+        self._ended: dict[str, Ended] = {}
+        self.num_bytes = 0
+
+    @property
+    def keeps(self) -> bool:
+        """There is any room at all."""
+        return self._max_responses > 0
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._ended)
+
+    def check_background(self) -> None:
+        """Raise unless one more may run: a running one is never dropped."""
+        if not self.keeps:
+            raise ApiError("background is true, and this server keeps no responses", param="background")
+        if len(self._running) >= self._max_responses:
+            raise ApiError(
+                f"{len(self._running)} background responses run already; ask again later",
+                status=503,
+                headers={"Retry-After": "1"},
+            )
+
+    def run(self, id: str, running: Running) -> None:
+        self._running[id] = running
+        self._make_room()
+
+    def end(self, id: str, ended: Ended) -> None:
+        """Keep ``ended``, unless it was forgotten while it ran, or is larger than everything that may be kept."""
+        forgotten = self._running.pop(id, None) is None and ended.background
+        if self.keeps and not forgotten and ended.num_bytes <= self._max_bytes:
+            self._ended[id] = ended
+            self.num_bytes += ended.num_bytes
+            self._make_room()
+
+    def find(self, id: str, *, param: str = "response_id") -> Running | Ended:
+        found: Running | Ended | None = self._running.get(id) or self._ended.get(id)
+        if found is None:
+            raise ApiError(f"there is no response {id!r}, or it is no longer kept", param=param, status=404)
+        return found
+
+    def items(self, id: str) -> list[dict[str, Any]]:
+        """The conversation up to and with response ``id``, to be continued."""
+        found = self.find(id, param="previous_response_id")
+        if isinstance(found, Running) or not found.items:
+            raise ApiError(
+                f"the response {id!r} has no answer to continue from", param="previous_response_id"
+            )
+        return msgspec.json.decode(found.items)
+
+    def forget(self, id: str) -> None:
+        """Drop a response; one that runs is cancelled first."""
+        found = self.find(id)
+        if isinstance(found, Running):
+            found.cancel()
+            del self._running[id]
+        else:
+            self._drop(id)
+
+    def _drop(self, id: str) -> None:
+        self.num_bytes -= self._ended.pop(id).num_bytes
+
+    def _make_room(self) -> None:
+        while self._ended and (len(self) > self._max_responses or self.num_bytes > self._max_bytes):
+            self._drop(next(iter(self._ended)))
