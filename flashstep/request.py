@@ -7,12 +7,14 @@ matched where text is made (chat), which then aborts the request.
 import enum
 import math
 from collections.abc import Iterator
+from itertools import chain, islice
 
 import msgspec
 
 MAX_LOGPROBS = 20  # alternatives a request may ask for at a position, as OpenAI's and vLLM's servers
 LOGIT_BIAS_LIMIT = 100.0
 PENALTY_LIMIT = 2.0
+MAX_PROBLEMS = 32  # sentences on one request: nobody reads a million
 INTEGER_BITS = 64  # integers travel to the engine as signed 64-bit ones
 
 
@@ -120,16 +122,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def problems(params: SamplingParams, vocab_size: int) -> list[str]:
-    """Everything wrong with ``params``, as sentences that begin with the field's name (spec/serving.md F.3).
+    """What is wrong with ``params``, as at most ``MAX_PROBLEMS`` sentences that begin with the field's name (serving.md F.3).
 
     The server calls this at the door, with types already checked; whatever passes may be used as a tensor index.
     """
-    return [
-        *_number_problems(params),
-        *_length_problems(params),
-        *_token_problems(params, vocab_size),
-        *_constraint_problems(params.constraint, vocab_size),
-    ]
+    found = chain(
+        _number_problems(params),
+        _length_problems(params),
+        _token_problems(params, vocab_size),
+        _constraint_problems(params.constraint, vocab_size),
+    )
+    return list(islice(found, MAX_PROBLEMS))
 
 
 def _number_problems(p: SamplingParams) -> Iterator[str]:
@@ -183,7 +186,7 @@ def _token_problems(p: SamplingParams, vocab_size: int) -> Iterator[str]:
 
 
 def _constraint_problems(constraint: Constraint | None, vocab_size: int) -> Iterator[str]:
-    """The grammar itself is looked at by ``sampling.grammar.problem``."""
+    """The grammar itself is compiled later, and fails then (``sampling.constraint``); the server has looked at it before."""
     if constraint is None:
         return
     after = constraint.after

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from flashstep.request import SamplingParams, problems
+from flashstep.request import MAX_PROBLEMS, SamplingParams, problems
 
 GOOD = [
     {"temperature": 0.0},
@@ -63,3 +63,4 @@ def test_bad(field: str, value: object) -> None:
 def test_all_problems_come_together() -> None:
     params = SamplingParams(max_tokens=8, temperature=-1, top_p=2, logit_bias={100: 1000.0})
     assert len(problems(params, 100)) == 4
+    assert len(problems(SamplingParams(max_tokens=8, stop_token_ids=(100,) * 1000), 100)) == MAX_PROBLEMS

@@ -1,20 +1,20 @@
 """The markup of tool calls (DSML of V4.1, spec/serving.md F19) as a grammar: which tools, which arguments, how many calls.
 
 Takes tools and gives grammars in llguidance's form. The arguments of a strict tool follow its schema: parameters in the order of
-``properties``, each at most once, the required ones always; others only where ``additionalProperties`` is given and not false. Of
-any other tool the names of parameters are enforced (any name if the schema has no ``properties``), not their order, number or
-values. Strings stand bare; what is no string, and what no bare text can be held to, is JSON. Knows no HTTP.
+``properties``, each at most once, the required ones always; behind them others, only where ``additionalProperties`` is given and
+not false, and of those a name may come twice (a grammar cannot remember what the model made up). Of any other tool the names of
+parameters are enforced (any name if the schema has no ``properties``), not their order, number or values. Strings stand bare;
+what is no string, and what no bare text can be held to, is JSON. Knows no HTTP.
 """
 
 import re
 import time
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import msgspec
 
 from flashstep.chat.grammar import GrammarError, json_schema
-from flashstep.chat.lark import Lark, any_of, literal, token
+from flashstep.chat.lark import Lark, Spend, any_of, literal, token
 from flashstep.chat.schemas import (
     ANY_TEXT,
     Document,
@@ -28,7 +28,6 @@ from flashstep.sampling.checking import problem
 
 OPENING = " calls>\n"  # of the block, behind "<" and the marker
 MOST_SEARCH_S = 3.0
-MAX_ALTERNATIVES = 64  # of one parameter, looked at one by one
 OBJECT_KEYWORDS = frozenset({"type", "properties", "required", "additionalProperties"})
 # the recipe's parser takes a name up to the next space, and puts it into JSON as it is
 NAME = re.compile(r'[^\s"\\\x00-\x1f]+')
@@ -80,7 +79,7 @@ def check(tools: Sequence[Tool], *, marker: int) -> None:
     for tool in tools:
         if not tool.strict or time.monotonic() > end or (whole := _problem(tool, None, marker)) is None:
             continue
-        for parameter in _Arguments(tool).parameters():
+        for parameter in _Arguments(tool, Lark().spend).parameters():
             if time.monotonic() < end and (wrong := _problem(tool, parameter, marker)):
                 raise GrammarError(f"the parameter {parameter.name!r} of the tool {tool.name!r}: {wrong}")
         raise GrammarError(f"the tool {tool.name!r}: {whole}")
@@ -109,12 +108,12 @@ class _Parameter(msgspec.Struct, frozen=True, kw_only=True):
 class _Arguments:
     """The schema of one tool's arguments, whose root must be that of a plain object."""
 
-    def __init__(self, tool: Tool) -> None:
+    def __init__(self, tool: Tool, spend: Spend) -> None:
         self._document = Document(True if tool.parameters is None else tool.parameters)
         if tool.parameters is None:
             root: Schema = {"properties": {}}
         else:
-            root = self._document.followed(tool.parameters)
+            root = self._document.followed(tool.parameters, spend)
         self._root = root if isinstance(root, dict) else {}
         self._properties = self._root.get("properties", {})
         if tool.strict:
@@ -141,7 +140,7 @@ class _Arguments:
 
     def parameters(self) -> list[_Parameter]:
         """Of a strict tool, in the order in which they are given."""
-        needed = self._root.get("required", [])
+        needed = dict.fromkeys(self._root.get("required", []))
         rest: Schema = self._root.get("additionalProperties", True)
         listed = self._properties | {name: rest for name in needed if name not in self._properties}
         made = [
@@ -179,7 +178,7 @@ class _Writer:
     def call(self, tool: Tool) -> str:
         """One call of ``tool``."""
         try:
-            arguments = _Arguments(tool)
+            arguments = _Arguments(tool, self.lark.spend)
             inner = self._strict(arguments) if tool.strict else self._loose(arguments)
         except (SchemaError, RecursionError) as error:
             raise GrammarError(f"the tool {tool.name!r}: {error}") from error
@@ -212,7 +211,10 @@ class _Writer:
         """The value, from how it is written to the closing tag, whose "</" is of one unit of text with a bare string."""
         texts: list[str] = []
         others: list[Schema] = []
-        for schema in _few(parameter.document.alternatives(parameter.schema), parameter.schema):
+        document, spend = parameter.document, self.lark.spend
+        for schema in document.alternatives(parameter.schema, spend):
+            if schema is False:
+                continue
             if schema is True or (isinstance(schema, dict) and not keywords(schema)):
                 texts.append(ANY_TEXT)
                 others.append(True)
@@ -221,19 +223,13 @@ class _Writer:
             else:
                 others.append(schema)
         forms = [f'"true\\">" {self.lark.terminal(any_of(texts) + literal("</"))}'] if texts else []
-        if others:
+        if others or not texts:
             left: Schema = (
                 {"anyOf": others} if texts and others[1:] else others[0] if texts else parameter.schema
             )
-            json = self.lark.nested(json_schema(parameter.document.alone(left)))
+            json = self.lark.nested(json_schema(document.alone(left, spend)))
             forms.append(f'"false\\">" {json} "</"')
         return self.lark.rule(f'{any_of(forms)} {self._marker} " parameter>\\n"')
 
     def _closed(self, name: str) -> str:
         return f'"</" {self._marker} {literal(name)}'
-
-
-def _few(alternatives: Iterator[Schema], whole: Schema) -> list[Schema]:
-    """The ``alternatives`` of ``whole``, or that alone: references make a great many of a short schema."""
-    found = list(islice(alternatives, MAX_ALTERNATIVES + 1))
-    return found if len(found) <= MAX_ALTERNATIVES else [whole]

@@ -115,7 +115,10 @@ class ChatEncoder:
     def encode(self, talk: Talk) -> ChatPrompt:
         """Raise ``ChatError`` for a conversation that is not valid."""
         request = self._convert(talk)
-        conversation = talk.completed(request.conversation)
+        try:
+            conversation = talk.completed(request.conversation)
+        except (RecursionError, OverflowError) as error:
+            raise ChatError(f"response_format: {error}", param="response_format") from error
         rendered = self._encoding.render_conversation(conversation)
         if rendered.image_sources:
             raise ChatError("image input is not supported yet", param=talk.told_in)

@@ -1,15 +1,15 @@
 """One argument out of a tool's JSON Schema: its alternatives, which of them are plain text, and a schema that stands alone.
 
 ``text_form`` says a schema of strings as a Lark terminal, because a tool call holds strings bare, without JSON's quotes. Takes
-decoded JSON; nothing is loosened: what it does not know it leaves for the compiler of JSON Schemas. Knows no markup.
+decoded JSON; nothing is loosened: what it does not know it leaves for the compiler of JSON Schemas. References make a great deal
+of a short schema, so whoever follows them says what is spent in ``spend``. Knows no markup.
 """
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
-from flashstep.chat.lark import any_of, literal, regex
+from flashstep.chat.lark import VERBOSE, Spend, any_of, literal, regex
 
 Schema = dict[str, Any] | bool
 
@@ -24,10 +24,12 @@ KEYWORDS = frozenset(  # that say something about values, in any draft; all othe
 LITERAL_KEYWORDS = frozenset({"const", "default", "enum", "example", "examples"})
 NAMING_KEYWORDS = frozenset({"$defs", "definitions", "properties", "patternProperties", "dependentSchemas"})
 TEXT_KEYWORDS = frozenset({"type", "pattern", "minLength", "maxLength", "enum", "const"})
-# followed to find what kind of value a schema is of; deeper ones are left to the compiler
+# looked at to find what kind of value a schema is of; more are left to the compiler
 MAX_REFERENCES = 32
-# of a pattern: escape, class, or character
-PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+MAX_ALTERNATIVES = 64
+MAX_LOOKS = 256
+# of a pattern: escape, class (which may lack its end, so that nothing is searched twice), or character
+PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?|.", re.DOTALL)
 ANY_TEXT = "/(?s:.*)/"
 
 
@@ -41,49 +43,49 @@ class Document:
     def __init__(self, root: Schema) -> None:
         self.root = root
 
-    def followed(self, schema: Schema) -> Schema:
+    def followed(self, schema: Schema, spend: Spend) -> Schema:
         """``schema``, or what it stands for if it is a reference and nothing else."""
         for _ in range(MAX_REFERENCES):
             if not isinstance(schema, dict) or keywords(schema) != {"$ref"}:
                 break
-            schema = self._at(schema["$ref"])
+            schema = self._at(schema["$ref"], spend)
         return schema
 
-    def alternatives(self, schema: Schema, *, depth: int = MAX_REFERENCES) -> Iterator[Schema]:
-        """Schemas of which a value satisfies one at least if and only if it satisfies ``schema``."""
-        schema = self.followed(schema)
-        if not isinstance(schema, dict) or not depth:
-            yield schema
-            return
-        names = keywords(schema)
-        branches = schema.get("anyOf") or schema.get("allOf")
-        if isinstance(branches, list) and (names == {"anyOf"} or (names == {"allOf"} and len(branches) == 1)):
-            for one in branches:
-                yield from self.alternatives(one, depth=depth - 1)
-        elif isinstance(schema.get("enum"), list) and names <= {"enum", "type"}:
-            yield from _by_kind(schema)
-        elif isinstance(schema.get("type"), list):
-            for kind in schema["type"]:
-                yield schema | {"type": kind}
-        else:
-            yield schema
+    def alternatives(self, schema: Schema, spend: Spend) -> list[Schema]:
+        """Schemas of which a value satisfies one at least if and only if it satisfies ``schema``: that alone if they are many."""
+        found: list[Schema] = []
+        left = [schema]  # the last comes next
+        for _ in range(MAX_LOOKS):
+            if not left:
+                return found
+            one = self.followed(left.pop(), spend)
+            branches = _branches(one)
+            if branches is None:
+                spend(len(one) if isinstance(one, dict) else 1)
+                found += _by_kind(one, spend)
+            else:
+                left += reversed(branches[: MAX_ALTERNATIVES + 1])
+            if len(found) + len(left) > MAX_ALTERNATIVES:
+                break
+        return [schema]
 
-    def alone(self, schema: Schema) -> Schema:
+    def alone(self, schema: Schema, spend: Spend) -> Schema:
         """``schema`` as a document of its own, with the definitions that it needs."""
         names: dict[str, str] = {}  # by pointer
-        made = _renamed(schema, names)
+        made = _renamed(schema, names, spend)
         definitions: dict[str, Schema] = {}
         while missing := [pointer for pointer, name in names.items() if name not in definitions]:
             for pointer in missing:
-                definitions[names[pointer]] = _renamed(self._at(pointer), names)
+                definitions[names[pointer]] = _renamed(self._at(pointer, spend), names, spend)
         return made | {"$defs": definitions} if isinstance(made, dict) and definitions else made
 
-    def _at(self, pointer: Any) -> Schema:
+    def _at(self, pointer: Any, spend: Spend) -> Schema:
         """What a reference within this document points at."""
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
             raise SchemaError(
                 f"$ref is {json.dumps(pointer)}; it must point into the schema itself, as #/$defs/name does"
             )
+        spend(len(pointer))
         found: Any = self.root
         for step in pointer.split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
@@ -129,38 +131,64 @@ def text_form(schema: Schema) -> str | None:
     return " & ".join(known) or ANY_TEXT
 
 
-def _by_kind(schema: dict[str, Any]) -> Iterator[Schema]:
-    """An ``enum``: its texts apart from its other values."""
+def _branches(schema: Schema) -> list[Schema] | None:
+    """What ``schema`` is one of, if it says nothing else."""
+    if not isinstance(schema, dict):
+        return None
+    names = keywords(schema)
+    if names not in ({"anyOf"}, {"allOf"}):
+        return None
+    branches = schema[names.pop()]
+    known = isinstance(branches, list) and branches and ("anyOf" in schema or len(branches) == 1)
+    return branches if known else None
+
+
+def _by_kind(schema: Schema, spend: Spend) -> list[Schema]:
+    """``schema`` by the types that it lists, and of an ``enum`` the texts apart from the other values."""
+    if not isinstance(schema, dict):
+        return [schema]
+    if isinstance(schema.get("enum"), list) and keywords(schema) <= {"enum", "type"}:
+        spend(len(schema["enum"]))
+        return _texts_apart(schema)
+    kinds = schema.get("type")
+    if not isinstance(kinds, list) or len(kinds) > MAX_ALTERNATIVES:
+        return [schema]
+    spend(len(kinds) * len(schema))
+    return [schema | {"type": kind} for kind in kinds]
+
+
+def _texts_apart(schema: dict[str, Any]) -> list[Schema]:
     kind = schema.get("type", "string")
     texts = [value for value in schema["enum"] if isinstance(value, str)]
     others = [value for value in schema["enum"] if not isinstance(value, str)]
     if not texts or not (kind == "string" or (isinstance(kind, list) and "string" in kind)):
-        yield schema
-        return
-    yield {"enum": texts}
-    if others and schema.get("type") != "string":
-        yield schema | {"enum": others}
+        return [schema]
+    both = others and schema.get("type") != "string"
+    return [{"enum": texts}, schema | {"enum": others}] if both else [{"enum": texts}]
 
 
-def _renamed(schema: Schema, names: dict[str, str]) -> Schema:
+def _renamed(schema: Schema, names: dict[str, str], spend: Spend) -> Schema:
     """``schema`` with each reference pointing at a definition, whose name by pointer is added to ``names``."""
     if not isinstance(schema, dict):
+        spend(len(schema) if isinstance(schema, str) else 1)
         return schema
     made: dict[str, Any] = {}
     for key, value in schema.items():
+        spend(len(key))
         if key == "$ref" and isinstance(value, str):
             made[key] = "#/$defs/" + names.setdefault(value, str(len(names)))
         elif key in LITERAL_KEYWORDS:
+            spend(len(json.dumps(value)))
             made[key] = value
         elif key in NAMING_KEYWORDS and isinstance(value, dict):
             if not key.startswith(
                 ("$", "def")
             ):  # definitions are referred to by where they stand in the root
-                made[key] = {name: _renamed(one, names) for name, one in value.items()}
+                made[key] = {name: _renamed(one, names, spend) for name, one in value.items()}
         elif isinstance(value, list):
-            made[key] = [_renamed(one, names) for one in value]
+            made[key] = [_renamed(one, names, spend) for one in value]
         elif key != "$id":  # it would change what references are relative to
-            made[key] = _renamed(value, names)
+            made[key] = _renamed(value, names, spend)
     return made
 
 
@@ -177,8 +205,11 @@ def _of_length(low: Any, high: Any) -> str | None:
 
 
 def _searched(pattern: Any) -> str | None:
-    """A pattern that may match anywhere, as one of the whole text; None where anchors stand elsewhere than at its two ends."""
-    if not isinstance(pattern, str):
+    """A pattern that may match anywhere, as one of the whole text; None where anchors stand elsewhere than at its two ends.
+
+    None with the flag x, too: what is put behind such a pattern may be in its comment.
+    """
+    if not isinstance(pattern, str) or VERBOSE.search(pattern):
         return None
     pieces = PIECE.findall(pattern)
     begins, ends = pieces[:1] == ["^"], pieces[-1:] == ["$"]

@@ -165,6 +165,7 @@ def _triggered(lark: Lark, form: TriggeredTags) -> str:
         raise GrammarError("a trigger is empty, so that no text could stand before it")
     begun: dict[str, list[str]] = {}
     for tag in _some(form.tags, "tags"):
+        lark.spend(len(triggers))
         trigger = next((trigger for trigger in triggers if tag.begin.startswith(trigger)), None)
         if trigger is None:
             raise GrammarError(f"the tag that begins with {tag.begin!r} begins with none of the triggers")

@@ -25,6 +25,12 @@ def _byte_of_letter() -> dict[str, int]:
     return letters | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
+def _ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """As a batch of one: unlike ``encode`` that lets other threads run, and without offsets it takes half the time."""
+    (made,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return made.ids
+
+
 class TextTokenizer:
     """One ``tokenizer.json``. ``definition`` is its text; the recipe's tokenizer is built from the same text.
 
@@ -72,11 +78,11 @@ class TextTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text`` where special spellings become their tokens: for raw prompts that a user writes whole."""
-        return self._full.encode(text, add_special_tokens=add_special_tokens).ids
+        return _ids(self._full, text, add_special_tokens=add_special_tokens)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of ``text`` as mere text: no spelling in it becomes a control token."""
-        return self._plain.encode(text, add_special_tokens=False).ids
+        return _ids(self._plain, text, add_special_tokens=False)
 
     def id_of(self, token: str) -> int | None:
         return self._full.token_to_id(token)

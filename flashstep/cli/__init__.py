@@ -18,7 +18,8 @@ from flashstep.cli.check import Check
 from flashstep.cli.generate import Generate
 from flashstep.cli.kernels import Kernels
 from flashstep.cli.serve import Serve
-from flashstep.cli.vllm import own_arguments
+from flashstep.cli.terminal import OUT
+from flashstep.cli.vllm import about, own_arguments
 from flashstep.config.env import limit_spinning
 
 USAGE_ERROR = 2
@@ -37,8 +38,12 @@ Command = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the process's exit code."""
+    given = sys.argv[1:] if argv is None else argv
+    if (told := about(given)) is not None:
+        OUT.print(told)
+        return 0
     try:
-        arguments = own_arguments(sys.argv[1:] if argv is None else argv)
+        arguments = own_arguments(given)
     except ValueError as error:
         sys.stderr.write(f"flashstep: {error}\n")
         return USAGE_ERROR

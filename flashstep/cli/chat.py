@@ -25,6 +25,8 @@ class Chat:
     model: Model = None
     url: str | None = None
     """a running server, such as http://127.0.0.1:8000; without it the model is loaded here"""
+    api_key: str | None = None
+    """of the server at --url, if it asks for one; others on this machine see it with `ps`"""
     system: str | None = None
     """instructions for the model, said before the conversation"""
     thinking: bool = True
@@ -42,6 +44,8 @@ class Chat:
             raise ValueError(
                 f"{', '.join(given)}: engine options mean nothing with --url; the server was started with its own"
             )
+        if self.url is None and self.api_key is not None:
+            raise ValueError("--api-key is for a server; without --url the model is loaded here")
         answer, counted = self._remote() if self.url is not None else self._local()
         messages: Messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         while (said := _read_turn()) is not None:
@@ -53,7 +57,7 @@ class Chat:
 
     def _remote(self) -> tuple[Answer, Counted]:
         assert self.url is not None
-        remote = RemoteModel(self.url)
+        remote = RemoteModel(self.url, api_key=self.api_key)
         note(f"{remote.model} at {self.url}")
         fields = {
             "max_tokens": self.max_tokens,

@@ -25,13 +25,19 @@ class Delta(NamedTuple):
 
 
 class RemoteModel:
-    """One served model. ``base_url`` is with or without /v1; ``model`` None takes the first the server lists."""
+    """One served model. ``base_url`` is with or without /v1; ``model`` None takes the first the server lists.
 
-    def __init__(self, base_url: str, *, model: str | None = None) -> None:
+    ``api_key`` is sent as a bearer token.
+    """
+
+    def __init__(self, base_url: str, *, model: str | None = None, api_key: str | None = None) -> None:
         root = base_url.rstrip("/").removesuffix("/v1")
         if not root.startswith(("http://", "https://")):
             raise ValueError(f"--url is {base_url!r}; it begins with http:// or https://")
         self._root = root
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self.model = model if model is not None else self._first_model()
 
     def stream(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> Iterator[Delta]:
@@ -55,9 +61,7 @@ class RemoteModel:
 
     def _open(self, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self._root + path, data=data, headers={"Content-Type": "application/json"}
-        )
+        request = urllib.request.Request(self._root + path, data=data, headers=self._headers)
         try:
             return urllib.request.urlopen(request)
         except urllib.error.HTTPError as error:

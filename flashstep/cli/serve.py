@@ -24,7 +24,10 @@ FAILED = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Serve:
-    """Serve a model over HTTP with the OpenAI API."""
+    """Serve a model over HTTP, with the APIs of OpenAI and Anthropic.
+
+    vLLM's flags are taken too, or refused with what to use instead (docs/from-vllm.md).
+    """
 
     model: Model = None
     revision: str | None = None

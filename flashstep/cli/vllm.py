@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+import flashstep
 from flashstep.cli.terminal import note
 from flashstep.config.engine_options import EngineOptions
 from flashstep.config.env import set_variables
@@ -14,6 +15,7 @@ from flashstep.config.errors import ConfigError
 from flashstep.config.server import ServerOptions
 from flashstep.config.vllm.commands import API_KEY, COMMANDS, VARIABLES, answer
 from flashstep.config.vllm.line import Translation, translate
+from flashstep.config.vllm.reading import VERSION
 
 HELP = {"-h", "--help"}
 OTHER_DEFAULTS = {  # where a flag that is left out means something else in vLLM
@@ -30,29 +32,49 @@ def own_arguments(arguments: Sequence[str]) -> list[str]:
         case ["vllm", "serve", *rest]:
             return ["serve", *(rest if HELP & set(rest) else _pasted(rest))]
         case ["vllm", *words]:
-            known = ", ".join(["serve", *COMMANDS])
-            raise ValueError(
-                answer(words) or f"vllm {' '.join(words)} is not known; known behind vllm are {known}"
-            )
+            told = f"{' '.join(['vllm', *words])} is not known" if words else "vllm needs a command"
+            raise ValueError(answer(words) or f"{told}; known behind vllm are {_known()}")
         case ["serve", *rest] if not HELP & set(rest):
             translation = translate(rest)
-            _refuse(translation.problems)
+            _refuse([*translation.problems, *_key_problems(translation)])
             return ["serve", *translation.arguments]
         case unchanged:
             return unchanged
 
 
+def about(arguments: Sequence[str]) -> str | None:
+    """What ``--version``, and ``--help`` behind ``vllm``, print; None if ``arguments`` ask for neither."""
+    match list(arguments):
+        case ["--version"] | ["vllm", "-v" | "--version"]:
+            return f"flashstep {flashstep.__version__} (takes the command line of vLLM {VERSION})"
+        case ["vllm", "-h" | "--help"]:
+            return (
+                "usage: flashstep vllm serve MODEL [vLLM's flags]\n\nStarts `flashstep serve` with what the flags mean here, or"
+                f" says which have no counterpart (docs/from-vllm.md). Known behind vllm are {_known()}; all but serve print"
+                " what to run instead."
+            )
+        case _:
+            return None
+
+
+def _known() -> str:
+    return ", ".join(["serve", *COMMANDS])
+
+
+def _key_problems(translation: Translation) -> list[str]:
+    """A server without the key that was meant would be worse than none."""
+    if API_KEY not in set_variables(API_KEY) or {"api-key", "api-key-file"} & translation.names:
+        return []
+    return [
+        f"{API_KEY} is set, and not read here: say {VARIABLES[API_KEY]}, or unset it to serve without a key"
+    ]
+
+
 def _pasted(rest: Sequence[str]) -> list[str]:
     """The arguments of a ``vllm serve`` line: with vLLM's name for the model, and a word about what is read nowhere."""
     translation = translate(rest)
-    set_here = set_variables("VLLM_")
-    problems = list(translation.problems)
-    if API_KEY in set_here and not {"api-key", "api-key-file"} & translation.names:
-        problems.append(
-            f"{API_KEY} is set, and not read here: say {VARIABLES[API_KEY]}, or unset it to serve without a key"
-        )
-    _refuse(problems)
-    for name in set_here:
+    _refuse([*translation.problems, *_key_problems(translation)])
+    for name in set_variables("VLLM_"):
         if name != API_KEY:
             note(
                 f"{name} is set and not read here; in its place: {VARIABLES.get(name, 'flags (docs/from-vllm.md)')}"

@@ -31,6 +31,7 @@ NOT_OURS = {
     "max_tokens": "requests that name none get the rest of the context; say it there",
 }
 SWITCHES = ("thinking", "enable_thinking", "reasoning_effort")
+EFFORT_TIERS = ("none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max")  # the recipe's
 MOST_EFFORT = 100
 
 
@@ -94,9 +95,10 @@ def template_defaults(text: str | None) -> dict[str, Any]:
                 problems.append(f"{name} is {json.dumps(value)}; it must be true or false")
         elif not _is_effort(value):
             problems.append(
-                f"{name} is {json.dumps(value)}; it must be a name, or a whole number in 1..{MOST_EFFORT}"
+                f"{name} is {json.dumps(value)}; it must be one of {', '.join(EFFORT_TIERS)}, or a"
+                f" whole number in 1..{MOST_EFFORT}"
             )
-    if len({value for name, value in fields.items() if name != "reasoning_effort"}) > 1:
+    if len({value for name, value in fields.items() if isinstance(value, bool)}) > 1:
         problems.append("thinking and enable_thinking differ; give one of them")
     if problems:
         raise ConfigError(TEMPLATE, problems)
@@ -105,5 +107,5 @@ def template_defaults(text: str | None) -> dict[str, Any]:
 
 def _is_effort(value: Any) -> bool:
     if isinstance(value, str):
-        return value in ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+        return value in EFFORT_TIERS
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_EFFORT

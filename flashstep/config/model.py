@@ -417,7 +417,7 @@ def _schedule_rules(c: ModelConfig) -> list[str]:
             continue
         if source is None:
             rules.append(f"layer {index} has ratio {ratio} but no KV source at or before it")
-        elif source < c.num_hidden_layers and c.compress_ratios[source] != ratio:
+        elif 0 <= source < c.num_hidden_layers and c.compress_ratios[source] != ratio:
             rules.append(
                 f"layer {index} has ratio {ratio} but its KV source {source} has {c.compress_ratios[source]}"
             )

@@ -57,6 +57,7 @@ class Engine:
             block_size=facts.cache.block_size,
             hit_policy=facts.cache.hit_policy.value,
             enable_prefix_caching=facts.cache.enable_prefix_caching,
+            scheduling_policy=facts.scheduler.policy,
             vocab_size=facts.vocab_size,
             token_map_fingerprint=facts.token_map_fingerprint,
         )

@@ -82,7 +82,7 @@ class EngineLoop:
         while (message := self._end.receive()) is not None:
             self._stats_due = True
             if isinstance(message, Submit):
-                for request in message.requests:
+                for request in message.whole():
                     self._take(request)
             elif isinstance(message, Abort):
                 self._abort(message.request_ids)

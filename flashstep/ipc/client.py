@@ -203,7 +203,7 @@ class EngineClient:
         assert self.ready is not None, "submit() before start()"
         for request in requests:
             assert request.id not in self._streams, f"request id {request.id!r} is in use"
-        self._end.send(Submit(requests=tuple(requests)))  # first: what cannot be sent must leave no stream
+        self._end.send(Submit.of(requests))  # first: what cannot be sent must leave no stream
         streams = tuple(OutputStream(self, request) for request in requests)
         self._streams.update((stream.id, stream) for stream in streams)
         self.num_queued_tokens += sum(stream.queued_tokens for stream in streams)

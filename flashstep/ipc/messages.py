@@ -4,13 +4,35 @@ Server to engine: ``Submit``, ``Abort``, ``Shutdown``. Engine to server: ``Ready
 produced anything, ``Stats`` at most every 100 ms, ``Rejected`` for a request the engine cannot take, ``Failed`` before it dies.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from flashstep.request import Acceptance, Request, TokenLogprob
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
+    """New requests. Those at the indices ``again`` come without their prompt, which is that of the one before them.
+
+    So n choices of one prompt send it once; ``of`` makes the message, ``whole`` reads it.
+    """
+
     requests: tuple[Request, ...]
+    again: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> "Submit":
+        again = tuple(at for at in range(1, len(requests)) if requests[at].prompt is requests[at - 1].prompt)
+        sent = list(requests)
+        for at in again:
+            sent[at] = msgspec.structs.replace(sent[at], prompt=())
+        return cls(tuple(sent), again)
+
+    def whole(self) -> list[Request]:
+        made = list(self.requests)
+        for at in self.again:
+            made[at] = msgspec.structs.replace(made[at], prompt=made[at - 1].prompt)
+        return made
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -30,6 +52,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     block_size: int
     hit_policy: str
     enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
     vocab_size: int
     token_map_fingerprint: (
         str  # of the Engram token map; the server's tokenizer must give the same (case A34)
@@ -46,8 +69,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     ``failure`` says why, for the user, where that is his constraint's doing ("error").
     ``stop_token`` is the id that stopped it (it is the last of ``tokens``). ``cached_tokens`` and ``replayed_tokens`` come with
-    the first output, as do ``queued_s`` and ``prefill_s``. ``preemptions`` comes with the last, as does ``acceptance`` where the
-    engine speculates.
+    the first output, as do ``queued_s`` and ``prefill_s``. ``preemptions`` are those so far.
+    ``acceptance`` comes with the last, where the engine speculates.
     """
 
     id: str

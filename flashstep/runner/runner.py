@@ -147,7 +147,7 @@ class ModelRunner:
     def compile(self, constraint: Constraint) -> Matcher:
         """What one request needs to follow ``constraint``. From any thread."""
         assert self._vocabulary is not None, "the engine refuses constraints where there is no tokenizer"
-        return Matcher(self._vocabulary, constraint)
+        return Matcher(self._vocabulary, constraint, drafts=self._facts.speculation is not None)
 
     def run(self, plan: StepPlan, requests: Sequence[Request]) -> StepResult:
         """Launch one step, of requests without constraints, and wait for it."""

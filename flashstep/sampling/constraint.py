@@ -2,14 +2,14 @@
 
 ``Vocabulary`` is the checkpoint's tokens as llguidance reads them; ``Matcher`` follows one request. Wraps llguidance and adds the
 token behind which a grammar begins, the limit of what comes before it, the end, and drafts that are looked at and not taken.
-A mask depends on the tokens that were accepted and on nothing else, so it is the same with and without speculation. Knows no
-logits. Suffix: V vocabulary.
+A mask depends on the tokens that were accepted, and so does where llguidance's limits end a request: neither on drafts nor on
+other requests. (Where the time for its masks ends one, the clock has its say.) Knows no logits. Suffix: V vocabulary.
 """
 
 import json
 import time
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +24,10 @@ from flashstep.sampling.grammar import LIMITS, STUCK, reason
 
 # Time of the processor that a request may spend on its masks: a step waits for it, with everybody who is in it. llguidance's
 # limits do not bound it (an ambiguous grammar was seen to take 0.1 s a token and 1.3 s at worst); ordinary masks take under 1 ms,
-# the first of a schema of 5000 keys 90 ms.
+# the first of a schema of 5000 keys 90 ms. The drafts of a step may take as much again.
 MASK_S = 0.02  # for each mask, saved up to
 CREDIT_S = 1.0
 SLOW = "the grammar is too ambiguous or too large: finding out what it allows takes too long"
-COMPILED = 16  # grammars that are kept compiled: agents send the same tools with every turn
 
 
 class Vocabulary:
@@ -43,7 +42,6 @@ class Vocabulary:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self._definition = definition
-        self._compile = lru_cache(maxsize=COMPILED)(self._compile_anew)
 
     @classmethod
     def read(cls, folder: Path, *, vocab_size: int, eos_token_ids: Sequence[int]) -> "Vocabulary":
@@ -60,10 +58,11 @@ class Vocabulary:
         assert self.tokens.vocab_size == len(self.usable_V)
 
     def compile(self, grammar: str) -> LLMatcher:
-        """``grammar`` at its beginning; in an error if it cannot be matched. From any thread: others go on meanwhile."""
-        return self._compile(grammar).deep_copy()
+        """``grammar`` at its beginning; in an error if it cannot be matched. From any thread: others go on meanwhile.
 
-    def _compile_anew(self, grammar: str) -> LLMatcher:
+        Compiled anew each time: copies of one matcher share the states of its lexer, of which there is a limit, so that whoever
+        meets it would meet it for all others.
+        """
         matcher = LLMatcher(self.tokens, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()
@@ -105,33 +104,75 @@ class _Place(NamedTuple):
     ended: bool
 
 
+class _Credit:
+    """Time of the processor that is left to spend."""
+
+    def __init__(self) -> None:
+        self.left_s = CREDIT_S
+
+    def pay(self, began: float, *, masks: int = 0) -> None:
+        """For the time since ``began`` (of ``time.thread_time``); ``masks`` may have been worked out in it."""
+        self.left_s = min(self.left_s + masks * MASK_S, CREDIT_S) - (time.thread_time() - began)
+
+
+class _Scout:
+    """Looks at drafts with a matcher of its own, in copies that are thrown away.
+
+    The copies, and so rejected drafts, count for the limits of its matcher. Whichever it meets, and when its time is spent,
+    it sees less far; the request goes on, without drafts.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self._credit = _Credit()
+
+    def look(self) -> LLMatcher | None:
+        """A matcher that may go ahead, for whose time ``pay`` is called; None: there is none now."""
+        return None if self._credit.left_s < 0 or self._matcher.is_error() else self._matcher.deep_copy()
+
+    def pay(self, began: float) -> None:
+        """For what one step's look took."""
+        self._credit.pay(began, masks=1)
+
+    def take(self, token: int) -> None:
+        """Follow the request."""
+        began = time.thread_time()
+        self._matcher.consume_token(token)
+        self._credit.pay(began)
+
+
 class Matcher:
     """Where one request stands in its constraint. Making one compiles the grammar, which may be done in any thread.
 
     Before the constraint's ``after`` comes, everything is allowed but, if there is a grammar, an end and the grammar's own
     control tokens, with which an answer would begin that the grammar does not see; when ``limit`` tokens have come, only
     ``after`` is. Then what the grammar says, with EOS where the grammar can end; after EOS, EOS only. Once matching has failed
-    (``failure`` says why) there is nothing that may follow.
+    (``failure`` says why) there is nothing that may follow. ``drafts``: whether there will be any to look at, which takes the
+    compiled grammar once more.
     """
 
-    def __init__(self, vocabulary: Vocabulary, constraint: Constraint) -> None:
+    def __init__(self, vocabulary: Vocabulary, constraint: Constraint, *, drafts: bool = True) -> None:
         self._vocabulary = vocabulary
         self._after = constraint.after
         self._limit = constraint.limit
         self._place = _Place(0, begun=constraint.after is None, ended=False)
         self._matcher = None if constraint.grammar is None else vocabulary.compile(constraint.grammar)
+        self._scout: _Scout | None = None
         self._before_V: np.ndarray | None = None
-        if self._matcher is not None:
+        self._failure: str | None = None
+        if self._matcher is not None and constraint.grammar is not None:
             controls = list(constraint.control_tokens)
             self._usable_V = vocabulary.usable_V.copy()
             self._usable_V[controls] = True
             self._before_V = ~vocabulary.end_V
             self._before_V[controls] = False
-        failed = self._matcher is not None and self._matcher.is_error()
-        self._failure = reason(self._matcher) if self._matcher is not None and failed else None
-        self._credit_s = CREDIT_S
-        # the drafts that were looked at since the last ``accept``, what ``_walk`` gave, and at which place matching failed
-        self._walked: tuple[tuple[int, ...], list[np.ndarray | None], tuple[int, str] | None] | None = None
+            if self._matcher.is_error():
+                self._failure = reason(self._matcher)
+            elif drafts:
+                self._scout = _Scout(vocabulary.compile(constraint.grammar))
+        self._credit = _Credit()
+        # drafts that were looked at and the masks of those that may stand; what may come next is the first of them
+        self._walked: tuple[tuple[int, ...], list[np.ndarray | None]] | None = None
 
     @property
     def failure(self) -> str | None:
@@ -145,7 +186,7 @@ class Matcher:
         return self._place.begun or self._limit is None or self._place.before + count <= self._limit
 
     def keep(self, drafts: Sequence[int]) -> int:
-        """How many of the leading ``drafts`` may follow what was accepted."""
+        """How many of the leading ``drafts`` may follow what was accepted, as far as anybody can see."""
         return len(self._walk(drafts)) - 1
 
     def masks(self, drafts: Sequence[int]) -> list[Tensor | None]:
@@ -163,21 +204,14 @@ class Matcher:
 
         A new matcher that accepts a history stands where the old one did.
         """
-        began = time.thread_time()
-        taken = self._accepted(tokens)
-        self._pay(began)
-        return taken
-
-    def _accepted(self, tokens: Sequence[int]) -> int:
-        walked, self._walked = self._walked, None
         for number, token in enumerate(tokens):
-            if walked is not None and walked[2] is not None:
-                place, why = walked[2]
-                if place == number and walked[0][:place] == tuple(tokens[:place]):
-                    self._failure = why
+            self._walk(())  # as it would be without drafts: llguidance's limits count what masks take
             if self._failure is not None:
                 return number
+            began = time.thread_time()
             self._take(token)
+            self._pay(began)
+            self._walked = None
         return len(tokens)
 
     def _take(self, token: int) -> None:
@@ -190,6 +224,8 @@ class Matcher:
                 self._failure = "the text has ended before the grammar has"
         elif not matcher.consume_token(token):
             self._failure = reason(matcher)
+        elif self._scout is not None:
+            self._scout.take(token)
 
     def _behind(self, place: _Place, token: int) -> _Place:
         if not place.begun:
@@ -203,34 +239,44 @@ class Matcher:
         wanted = tuple(drafts)
         if self._walked is not None and self._walked[0][: len(wanted)] == wanted:
             return self._walked[1][: len(wanted) + 1]
-        began = time.thread_time()
-        place, matcher = self._place, self._matcher
-        mask_V, why = self._mask(place, matcher)
-        self._failure = why
-        masks, failed = [mask_V], None if why is None else (0, why)
-        if matcher is not None and wanted:
-            # a copy, not rolled back: a limit that a rejected draft meets would stay for good
-            matcher = matcher.deep_copy()
-        for number, token in enumerate(wanted, start=1):
-            assert 0 <= token < self._vocabulary.vocab_size, f"draft {token} is no token"
-            if failed is not None or not (mask_V is None or mask_V[token]):
-                break
-            before, place = place, self._behind(place, token)
-            if matcher is not None and before.begun and not place.ended:
-                matcher.consume_token(token)
-            mask_V, why = self._mask(place, matcher)
-            masks.append(mask_V)
-            failed = None if why is None else (number, why)
-        self._walked = (wanted, masks, failed)
-        self._pay(began, masks=len(masks))
+        if self._walked is not None:
+            first_V = self._walked[1][0]
+        else:
+            began = time.thread_time()
+            first_V, self._failure = self._mask(self._place, self._matcher)
+            self._pay(began, masks=1)
+        masks = [first_V]
+        if wanted and self._failure is None:
+            masks += self._ahead(first_V, wanted)
+        self._walked = (wanted, masks)
         return masks
 
+    def _ahead(self, mask_V: np.ndarray | None, drafts: Sequence[int]) -> Iterator[np.ndarray | None]:
+        """The mask behind each of ``drafts`` that may stand; that of the first is ``mask_V``."""
+        began = time.thread_time()
+        place, matcher = self._place, None if self._scout is None else self._scout.look()
+        for token in drafts:
+            assert 0 <= token < self._vocabulary.vocab_size, f"draft {token} is no token"
+            if not (mask_V is None or mask_V[token]):
+                break
+            before, place = place, self._behind(place, token)
+            if self._matcher is not None and place.begun and not place.ended:
+                if matcher is None:
+                    break
+                if before.begun:
+                    matcher.consume_token(token)
+            mask_V, why = self._mask(place, matcher)
+            if why is not None:
+                break
+            yield mask_V
+        if self._scout is not None:
+            self._scout.pay(began)
+
     def _pay(self, began: float, *, masks: int = 0) -> None:
-        """For the time since ``began``; ``masks`` were worked out in it."""
         if self._matcher is None:
             return
-        self._credit_s = min(self._credit_s + masks * MASK_S, CREDIT_S) - (time.thread_time() - began)
-        if self._credit_s < 0 and self._failure is None:
+        self._credit.pay(began, masks=masks)
+        if self._credit.left_s < 0 and self._failure is None:
             self._failure = SLOW
 
     def _mask(self, place: _Place, matcher: LLMatcher | None) -> tuple[np.ndarray | None, str | None]:
@@ -240,10 +286,10 @@ class Matcher:
             return end_V, self._failure
         if not place.begun:
             return (self._only_after_V if place.before == self._limit else self._before_V), None
-        if matcher is None:
-            return None, None
         if place.ended:
             return end_V, None
+        if matcher is None:
+            return None, None
         bits = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             return end_V, reason(matcher)

@@ -1,7 +1,8 @@
-"""Whether a grammar can be used at all (torch-free): the limits of compiling and matching, and the check at both doors.
+"""Whether a grammar can be used at all (torch-free): the limits of compiling and matching, and the check at the server's door.
 
-Server and engine ask ``problem`` before a request goes further; ``constraint`` matches under the same ``LIMITS``. Grammars are in
-llguidance's serialised form; who makes them from a user's options is ``chat.grammar``.
+The server asks ``problem`` through ``checking``; the engine does not ask: ``constraint`` compiles and matches under the same
+``LIMITS``, and a grammar that fails there costs its own request. Grammars are in llguidance's serialised form; who makes them
+from a user's options is ``chat.grammar``.
 """
 
 import re
@@ -13,7 +14,8 @@ from flashstep.request import Constraint
 
 MAX_GRAMMAR_CHARS = 1 << 17
 MAX_REASON_CHARS = 500  # a reason may quote the grammar
-# llguidance's own defaults, stated because they bound what a hostile grammar costs: fuel is about 50,000 a millisecond
+# llguidance's own defaults, stated because they bound what a hostile grammar costs: fuel is about 50,000 a millisecond, and
+# 250,000 states of the lexer are 30 to 160 MB, which a request holds until it ends (twice, if there are drafts)
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,
@@ -49,13 +51,21 @@ def _bytes_vocabulary(num_ids: int = TEXT_IDS) -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(_Bytes(num_ids)))
 
 
+def too_long(constraint: Constraint) -> str | None:
+    """The first thing that ``problem`` looks at."""
+    length = len(constraint.grammar or "")
+    if length > MAX_GRAMMAR_CHARS:
+        return f"it is {length} characters long; at most {MAX_GRAMMAR_CHARS} are taken"
+    return None
+
+
 def problem(constraint: Constraint) -> str | None:
     """What is wrong with the grammar of ``constraint``, in words; None if matching can begin."""
     grammar = constraint.grammar
     if grammar is None:
         return None
-    if len(grammar) > MAX_GRAMMAR_CHARS:
-        return f"it is {len(grammar)} characters long; at most {MAX_GRAMMAR_CHARS} are taken"
+    if wrong := too_long(constraint):
+        return wrong
     # a control token is named by its number, so there must be that many; with none of them no number means anything
     vocabulary = _bytes_vocabulary(max((TEXT_IDS, *(token + 1 for token in constraint.control_tokens))))
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)

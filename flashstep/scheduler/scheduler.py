@@ -455,7 +455,12 @@ class Scheduler:
         job.learn(verdict.kept, now=now)
         self._generation_tokens += count
         if not first and verdict.reason is None:
-            return Progress(request_id=job.request.id, tokens=verdict.kept, logprobs=given.logprobs)
+            return Progress(
+                request_id=job.request.id,
+                tokens=verdict.kept,
+                logprobs=given.logprobs,
+                preemptions=job.preemptions,
+            )
         if first:
             self._prompt_tokens += job.prompt_len
             self._cached_tokens += job.cached_tokens
@@ -474,7 +479,7 @@ class Scheduler:
             replayed_tokens=job.replayed_tokens if first else None,
             queued_s=max(admitted - job.request.arrival, 0.0) if first else None,
             prefill_s=now - admitted if first else None,
-            preemptions=job.preemptions if verdict.reason is not None else 0,
+            preemptions=job.preemptions,
             acceptance=job.tally.acceptance() if job.tally and verdict.reason is not None else None,
         )
 

@@ -1,4 +1,4 @@
-"""What completions and chat share once their requests are known: submit, read all choices at once, turn failures into errors.
+"""What the four APIs share: reading a body, submitting its requests, reading all choices at once, turning failures into errors.
 
 Knows choices and frames, not what the frames say.
 """
@@ -6,7 +6,7 @@ Knows choices and frames, not what the frames say.
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import UNSET
 from starlette.datastructures import Headers
@@ -17,20 +17,22 @@ from flashstep.ipc.client import EngineDied, OutputStream, RequestRejected
 from flashstep.request import Request as EngineRequest
 from flashstep.server import answers
 from flashstep.server.answers import ChunkWriter
-from flashstep.server.choices import Choice, Failed, Piece, usage
-from flashstep.server.errors import ApiError, engine_gone
+from flashstep.server.choices import Choice, Failed, Piece, UsageSum, usage
+from flashstep.server.errors import HUNG_UP, ApiError, engine_gone
 from flashstep.server.frontend import Frontend
-from flashstep.server.gate import HUNG_UP, ID_HEADER, Visit
+from flashstep.server.gate import ID_HEADER, Visit
 from flashstep.server.metrics.acceptance import added
-from flashstep.server.openai import ChatBody, CompletionBody, StreamOptions
+from flashstep.server.openai import Body, ChatBody, CompletionBody, StreamOptions, decode
 from flashstep.server.queue_limits import check_room
 from flashstep.server.sse import DONE, EventStream, Write, closed_on_disconnect, event
 
-LARGE_BODY_BYTES = 64 << 10  # larger ones are tokenised beside the event loop
+LARGE_BODY_BYTES = 64 << 10  # what larger ones ask for is done beside the event loop
 JSON = "application/json"
 PATIENCE = 8  # times the limit: how much of a body that is too long is read before it is refused
 
 Frames = Callable[[Choice, Piece], bytes]
+B = TypeVar("B", bound=Body)
+T = TypeVar("T")
 
 
 class Naming:
@@ -99,11 +101,18 @@ class Answer:
         self._usage_always = options.continuous_usage_stats
         self._writer = naming.writer(chunk_kind, null_usage=bool(self._usage_at_end))
         self._unfinished = len(choices)
+        self._sum = UsageSum(choices, n=body.n, reasoning=thinking)
         self._parts: list[list[Piece]] = [[] for _ in choices]
         self._tells_timings = body.return_metrics
-        naming.visit.choices, naming.visit.n = choices, body.n
-        for choice in choices:
-            choice.hears_out = front.tells_acceptance or body.return_metrics
+        naming.visit.follow(choices, n=body.n)
+
+    def frames(self, choice: Choice, piece: Piece) -> bytes:
+        """The events of one piece; none while nothing can be shown."""
+        self._sum.take(choice)
+        return self._frames(choice, piece)
+
+    def _frames(self, choice: Choice, piece: Piece) -> bytes:
+        raise NotImplementedError
 
     def _usage(self) -> answers.Usage:
         return usage(self._choices, n=self._n, reasoning=self._thinking)
@@ -117,7 +126,7 @@ class Answer:
         if piece.finish_reason is not None:
             self._unfinished -= 1
             last = not self._unfinished
-        usage = self._usage() if self._usage_always or (last and self._usage_at_end) else None
+        usage = self._sum.usage() if self._usage_always or (last and self._usage_at_end) else None
         return usage, self._metrics() if last and not self._usage_last else None
 
     def last_frames(self) -> bytes:
@@ -138,6 +147,15 @@ class Answer:
             usage=self._usage(),
             metrics=UNSET if (metrics := self._metrics()) is None else metrics,
         )
+
+
+async def received(request: Request, kind: type[B]) -> tuple[B, int]:
+    """The body as ``kind``, of a model that is served here, and its size in bytes."""
+    front: Frontend = request.app.state.front
+    data = await read_body(request, limit=front.max_body_bytes)
+    body = decode(data, kind, front.defaults)
+    front.check_model(body.model)
+    return body, len(data)
 
 
 async def read_body(request: Request, *, limit: int) -> bytes:
@@ -168,6 +186,11 @@ async def read_body(request: Request, *, limit: int) -> bytes:
     if size > limit:
         raise too_long
     return b"".join(chunks)
+
+
+async def worked(work: Callable[..., T], *arguments: Any, size: int) -> T:
+    """``work(*arguments)`` for a body of ``size`` bytes: if it is a large one, beside the event loop."""
+    return await asyncio.to_thread(work, *arguments) if size > LARGE_BODY_BYTES else work(*arguments)
 
 
 def _check_media(headers: Headers) -> None:

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 from flashstep.chat.encode import ChatEncoder
 from flashstep.config.server import ServerOptions
 from flashstep.ipc.client import EngineClient
+from flashstep.sampling import checking
 from flashstep.server import health, status
 from flashstep.server.chat_completions import chat_completions
 from flashstep.server.completions import completions
@@ -36,9 +37,10 @@ from flashstep.server.gate import ID_HEADER, Gate
 from flashstep.server.keys import Keys
 from flashstep.server.messages import endpoints as messages
 from flashstep.server.metrics.acceptance import log_acceptance
-from flashstep.server.openapi.document import openapi
+from flashstep.server.openapi.document import document, encoded, openapi
 from flashstep.server.responses import endpoints as responses
 from flashstep.server.responses.store import ResponseStore
+from flashstep.server.sites import Sites
 from flashstep.telemetry.log import Log
 
 BACKLOG = 2048  # a burst of connections waits here instead of being refused
@@ -78,7 +80,9 @@ def create_app(client: EngineClient, encoder: ChatEncoder, options: ServerOption
         ]
     handlers = {ApiError: _refused, HTTPException: _no_such_path, Exception: _our_fault}
     app = Starlette(routes=routes, exception_handlers=handlers)
-    app.state.front = Frontend(client, encoder, options)
+    app.router.redirect_slashes = False
+    front = app.state.front = Frontend(client, encoder, options)
+    app.state.openapi = encoded(document(routes, options, vocab_size=front.ready.vocab_size))
     app.state.responses = ResponseStore(
         max_responses=options.max_stored_responses, max_bytes=options.max_stored_response_bytes
     )
@@ -94,6 +98,7 @@ def guarded(app: Starlette, options: ServerOptions) -> ASGIApp:
         inner = Traced(inner)
     if keys := options.keys():
         inner = Keys(inner, keys=keys)
+    inner = Sites(inner, options)
     if options.allowed_origins:
         inner = CORSMiddleware(
             inner,
@@ -108,6 +113,7 @@ def guarded(app: Starlette, options: ServerOptions) -> ASGIApp:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    request.state.visit.param = "(unknown)" if error.param_is_theirs else error.param
     return error.response(shape_of(request.url.path))
 
 
@@ -158,6 +164,9 @@ async def serve(
             log_level=options.uvicorn_log_level,
             access_log=False,
             lifespan="off",
+            workers=1,  # as the next two, read from the environment if it is not said here
+            proxy_headers=False,
+            forwarded_allow_ips="",
             loop="uvloop",
             http=_protocol(options),
             ws="none",
@@ -179,6 +188,7 @@ async def serve(
         finally:
             watcher.cancel()
             teller.cancel()
+            checking.end()
             end_tracing()
 
 

@@ -9,29 +9,26 @@ from flashstep.chat.parse import ToolCallDelta
 from flashstep.request import TokenLogprob
 from flashstep.server import answers, chats, intake
 from flashstep.server.answering import (
-    LARGE_BODY_BYTES,
     Answer,
     Naming,
     collect,
     json_response,
     nobody_listens,
-    read_body,
+    received,
     stream,
 )
 from flashstep.server.choices import Choice, Piece
 from flashstep.server.frontend import Frontend
 from flashstep.server.logprobs import Spelling, chat_logprobs, prompt_logprobs
-from flashstep.server.openai import ChatBody, decode
+from flashstep.server.openai import ChatBody
 
 
 async def chat_completions(request: Request) -> ASGIApp:
     front: Frontend = request.app.state.front
     front.check_alive()
-    data = await read_body(request, limit=front.max_body_bytes)
-    body = decode(data, ChatBody, front.defaults)
-    front.check_model(body.model)
+    body, size = await received(request, ChatBody)
     talk = intake.conversation(body)
-    prompt, choices = await chats.start(front, body, talk, large=len(data) > LARGE_BODY_BYTES)
+    prompt, choices = await chats.start(front, body, talk, size=size, receive=request.receive)
     answer = _Answer(
         front, body, prompt, Naming(front, request, kind="chatcmpl", asked=body.request_id), choices
     )
@@ -73,14 +70,14 @@ class _Answer(Answer):
             return None
         return chat_logprobs(self._spelling, items, count=self._body.top_logprobs or 0)
 
-    def frames(self, choice: Choice, piece: Piece) -> bytes:
+    def _frames(self, choice: Choice, piece: Piece) -> bytes:
         """The events of one piece; none while the parser holds everything back."""
         first = b""
         if choice.index not in self._begun:
             self._begun.add(choice.index)
             first = self._writer.choice(
                 answers.ChatChunkChoice(choice.index, self._opening),
-                usage=self._usage() if self._usage_always else None,
+                usage=self._sum.usage() if self._usage_always else None,
                 prompt=self._prompt.ids if self._body.return_token_ids else None,
             )
         delta = piece.delta

@@ -4,36 +4,38 @@ Takes a ``ChatBody`` (the sampling, the form of the answer, the tools) and the c
 and one ``Choice`` for each answer. Everything a user can get wrong is refused before anything is submitted. Knows no answers.
 """
 
-import asyncio
 import re
+
+from starlette.types import Receive
 
 from flashstep.chat.conversation import Talk
 from flashstep.chat.encode import ChatPrompt
 from flashstep.request import Constraint, SamplingParams
 from flashstep.server import constraints, intake
-from flashstep.server.answering import submit
+from flashstep.server.answering import submit, worked
 from flashstep.server.choices import Choice
 from flashstep.server.errors import ApiError
 from flashstep.server.frontend import Frontend
 from flashstep.server.openai import ChatBody
 
 
-async def encoded(front: Frontend, talk: Talk, *, large: bool) -> ChatPrompt:
-    """The prompt. What ``large`` bodies say is encoded beside the event loop."""
-    encode = intake.chat_prompt
-    return await asyncio.to_thread(encode, front, talk) if large else encode(front, talk)
+async def encoded(front: Frontend, talk: Talk, *, size: int) -> ChatPrompt:
+    """The prompt of a body of ``size`` bytes."""
+    return await worked(intake.chat_prompt, front, talk, size=size)
 
 
 async def start(
-    front: Frontend, body: ChatBody, talk: Talk, *, large: bool
+    front: Frontend, body: ChatBody, talk: Talk, *, size: int, receive: Receive
 ) -> tuple[ChatPrompt, list[Choice]]:
-    """Encode, check and submit."""
+    """Encode, check and submit. ``receive`` is the request's, whose body has been read."""
     stop = _checked(body)
-    prompt = await encoded(front, talk, large=large)
+    prompt = await encoded(front, talk, size=size)
     constraint = constraints.limited(
-        await constraints.constraint(body, prompt), body.thinking_token_budget, after=prompt.reasoning_end
+        await constraints.constraint(front, body, prompt, receive=receive),
+        body.thinking_token_budget,
+        after=prompt.reasoning_end,
     )
-    params = _params(front, body, prompt, constraint=constraint)
+    params = await worked(_params, front, body, prompt, constraint, size=size)
     streams = submit(front, intake.children(body, prompt.ids, params))
     hides_calls = body.tool_choice == "none"
     choices = [
@@ -48,9 +50,9 @@ async def start(
             ),
             index=index,
             prompt_tokens=len(prompt.ids),
-            stop_token_ids=body.stop_token_ids,
             keep_stop=body.include_stop_str_in_output,
             metrics=front.metrics,
+            hears_out=front.tells_acceptance or body.return_metrics,
         )
         for index, source in enumerate(streams)
     ]
@@ -60,6 +62,14 @@ async def start(
 def _checked(body: ChatBody) -> tuple[str, ...]:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if (
+        None not in (body.max_tokens, body.max_completion_tokens)
+        and body.max_tokens != body.max_completion_tokens
+    ):
+        raise ApiError(
+            f"max_tokens is {body.max_tokens} and max_completion_tokens {body.max_completion_tokens}; they mean the same",
+            param="max_completion_tokens",
+        )
     budget = body.thinking_token_budget
     if budget is not None and not 0 <= budget < 1 << 63:
         raise ApiError(
@@ -70,19 +80,20 @@ def _checked(body: ChatBody) -> tuple[str, ...]:
 
 
 def _params(
-    front: Frontend, body: ChatBody, prompt: ChatPrompt, *, constraint: Constraint | None
+    front: Frontend, body: ChatBody, prompt: ChatPrompt, constraint: Constraint | None
 ) -> SamplingParams:
     try:
-        return intake.sampling(
+        (params,) = intake.sampling(
             front,
             body,
-            prompt_tokens=len(prompt.ids),
+            lengths=[len(prompt.ids)],
             prompt_param="messages",
             max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
             constraint=constraint,
         )
+        return params
     except ApiError as error:
         sent = {"logprobs": "top_logprobs"}
         if body.max_completion_tokens is not None:

@@ -4,7 +4,8 @@ Takes RequestOutputs, gives ``Piece``s; streaming and whole answers are both mad
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
+from operator import add, sub
 from typing import Protocol
 
 import msgspec
@@ -63,9 +64,9 @@ class Choice:
         *,
         index: int,
         prompt_tokens: int,
-        stop_token_ids: Iterable[int],
         keep_stop: bool,
         metrics: Metrics,
+        hears_out: bool = False,
         discard: bool = False,
     ) -> None:
         self.index = index
@@ -75,11 +76,11 @@ class Choice:
         self.replayed_tokens = 0
         self.finish_reason: str | None = None
         self.acceptance: Acceptance | None = None  # known at the end, of an engine that speculates
-        self.preemptions = 0  # known at the end
-        self.hears_out = False  # somebody wants to know these: the end waits for the engine's last word
+        self.preemptions = 0  # so far
+        self.hears_out = hears_out  # somebody wants to know these: the end waits for the engine's last word
         self._stream = stream
         self._parser = parser
-        self._stop_token_ids = frozenset(stop_token_ids)
+        self._stop_token_ids = frozenset(stream.params.stop_token_ids)
         self._keep_stop = keep_stop
         self._discard = discard  # the answer is not wanted (max_tokens 0 with echo)
         self._metrics = metrics
@@ -245,20 +246,49 @@ class Choice:
         )
 
 
-def usage(choices: list[Choice], *, n: int, reasoning: bool) -> Usage:
-    """The sum over ``choices``; each prompt counts once although ``n`` choices answer it."""
-    prompts = choices[::n]
-    prompt_tokens = sum(choice.prompt_tokens for choice in prompts)
-    cached = sum(choice.cached_tokens for choice in prompts)
-    completion_tokens = sum(choice.completion_tokens for choice in choices)
-    made = Usage(
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-        prompt_tokens_details=PromptDetails(cached, sum(choice.replayed_tokens for choice in prompts)),
-        prompt_cache_hit_tokens=cached,
-        prompt_cache_miss_tokens=prompt_tokens - cached,
-    )
-    if reasoning:
-        made.completion_tokens_details = CompletionDetails(sum(choice.reasoning_tokens for choice in choices))
-    return made
+class UsageSum:
+    """The usage of ``choices`` so far, kept up by ``take`` choice by choice: a stream of thousands tells it on every chunk.
+
+    Each prompt counts once although ``n`` choices answer it.
+    """
+
+    def __init__(self, choices: Sequence[Choice], *, n: int, reasoning: bool) -> None:
+        self._n = n
+        self._reasoning = reasoning
+        self._prompt_tokens = sum(choice.prompt_tokens for choice in choices[::n])
+        self._taken = [(0, 0, 0, 0)] * len(choices)
+        self._sums = (0, 0, 0, 0)
+
+    def take(self, choice: Choice) -> None:
+        first = choice.index % self._n == 0
+        now = (
+            choice.cached_tokens * first,
+            choice.replayed_tokens * first,
+            choice.completion_tokens,
+            choice.reasoning_tokens,
+        )
+        before, self._taken[choice.index] = self._taken[choice.index], now
+        cached, replayed, completion, reasoning = map(add, self._sums, map(sub, now, before))
+        self._sums = (cached, replayed, completion, reasoning)
+
+    def usage(self) -> Usage:
+        cached, replayed, completion, reasoning = self._sums
+        made = Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=completion,
+            total_tokens=self._prompt_tokens + completion,
+            prompt_tokens_details=PromptDetails(cached, replayed),
+            prompt_cache_hit_tokens=cached,
+            prompt_cache_miss_tokens=self._prompt_tokens - cached,
+        )
+        if self._reasoning:
+            made.completion_tokens_details = CompletionDetails(reasoning)
+        return made
+
+
+def usage(choices: Sequence[Choice], *, n: int, reasoning: bool) -> Usage:
+    """Of all ``choices``, as ``UsageSum`` has it."""
+    made = UsageSum(choices, n=n, reasoning=reasoning)
+    for choice in choices:
+        made.take(choice)
+    return made.usage()

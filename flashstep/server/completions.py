@@ -1,7 +1,6 @@
 """POST /v1/completions: raw prompts (text or token ids, one or many) in, raw text out, whole or streamed."""
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -12,36 +11,34 @@ from flashstep.request import Constraint, SamplingParams, TokenLogprob
 from flashstep.request import Request as EngineRequest
 from flashstep.server import answers, constraints, intake
 from flashstep.server.answering import (
-    LARGE_BODY_BYTES,
     Answer,
     Naming,
     collect,
     json_response,
     nobody_listens,
-    read_body,
+    received,
     stream,
     submit,
+    worked,
 )
 from flashstep.server.choices import Choice, Piece
 from flashstep.server.frontend import Frontend
 from flashstep.server.logprobs import Spelling, TextLogprobs, prompt_logprobs
-from flashstep.server.openai import CompletionBody, decode
+from flashstep.server.openai import CompletionBody
 
 
 async def completions(request: Request) -> ASGIApp:
     front: Frontend = request.app.state.front
     front.check_alive()
-    data = await read_body(request, limit=front.max_body_bytes)
-    body = decode(data, CompletionBody, front.defaults)
-    front.check_model(body.model)
+    body, size = await received(request, CompletionBody)
     stop = intake.check_common(body)
-    large = len(data) > LARGE_BODY_BYTES
-    read = intake.prompts
-    prompts = await asyncio.to_thread(read, front, body) if large else read(front, body)
-    constraint = await constraints.constraint(body, None)
+    prompts = await worked(intake.prompts, front, body, size=size)
+    constraint = await constraints.constraint(front, body, None, receive=request.receive)
+    lengths = [len(ids) for _, ids in prompts]
+    params = await worked(_params, front, body, lengths, constraint, size=size)
     requests: list[EngineRequest] = []
-    for _, ids in prompts:
-        requests += intake.children(body, ids, _params(front, body, len(ids), constraint=constraint))
+    for (_, ids), own in zip(prompts, params, strict=True):
+        requests += intake.children(body, ids, own)
     choices = [
         Choice(
             source,
@@ -53,9 +50,9 @@ async def completions(request: Request) -> ASGIApp:
             ),
             index=index,
             prompt_tokens=len(requests[index].prompt),
-            stop_token_ids=body.stop_token_ids,
             keep_stop=body.include_stop_str_in_output,
             metrics=front.metrics,
+            hears_out=front.tells_acceptance or body.return_metrics,
             discard=body.max_tokens == 0,
         )
         for index, source in enumerate(submit(front, requests))
@@ -71,13 +68,13 @@ async def completions(request: Request) -> ASGIApp:
 
 
 def _params(
-    front: Frontend, body: CompletionBody, prompt_tokens: int, *, constraint: Constraint | None
-) -> SamplingParams:
+    front: Frontend, body: CompletionBody, lengths: Sequence[int], constraint: Constraint | None
+) -> list[SamplingParams]:
     scoring = body.echo and body.max_tokens == 0  # nothing but the prompt's own log-probabilities is wanted
     return intake.sampling(
         front,
         body,
-        prompt_tokens=prompt_tokens,
+        lengths=lengths,
         prompt_param="prompt",
         max_tokens=1 if scoring else body.max_tokens,
         logprobs=body.logprobs,
@@ -105,7 +102,6 @@ class _Answer(Answer):
     ) -> None:
         kind = "text_completion"
         super().__init__(front, body, naming, choices, kind=kind, chunk_kind=kind, thinking=False)
-        self._tokenizer = front.tokenizer
         self._body = body
         self._prompts = prompts
         self._spelling = Spelling(front.tokenizer, as_ids=body.return_tokens_as_token_ids)
@@ -118,7 +114,7 @@ class _Answer(Answer):
         ]
         self._scores: list[list[TokenLogprob]] = [[] for _ in choices]  # of the prompt
 
-    def frames(self, choice: Choice, piece: Piece) -> bytes:
+    def _frames(self, choice: Choice, piece: Piece) -> bytes:
         """The event of one piece; none while nothing can be shown. What is told of the prompt comes with the first tokens."""
         self._scores[choice.index] += piece.prompt_logprobs
         finished = piece.finish_reason is not None
@@ -151,7 +147,7 @@ class _Answer(Answer):
             return text
         given, ids = self._prompts[choice.index // self._body.n]
         self._logprobs[choice.index].prompt(ids[0], self._scores[choice.index])
-        return (self._tokenizer.decode(ids) if given is None else given) + text
+        return (given or "") + text
 
     def _written(self, choice: Choice, items: Iterable[TokenLogprob]) -> dict[str, object] | None:
         if self._body.logprobs is None:

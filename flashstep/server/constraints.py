@@ -4,22 +4,29 @@ Refuses, with the field's name, what cannot be enforced. Knows the bodies and th
 """
 
 import asyncio
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.types import Receive
 
 from flashstep.chat import calls, grammar, structural
 from flashstep.chat.encode import ChatPrompt
 from flashstep.request import Constraint
 from flashstep.sampling import checking
 from flashstep.server import tools
-from flashstep.server.errors import ApiError
+from flashstep.server.errors import HUNG_UP, ApiError, quoted
+from flashstep.server.frontend import Frontend
 from flashstep.server.openai import ChatBody, ResponseFormat, SamplingBody, StructuredOutputs
+from flashstep.server.sse import closed_on_disconnect
 from flashstep.server.tools import Offer
 
 FORMAT = "response_format"
 OUTPUTS = "structured_outputs"
+MOST_UNKNOWN = 256  # requests that wait for the verdict on a grammar
+MOST_IN_LINE_S = 10.0  # each of them
 FORMATS = {
     "text": (),
     "json_object": (),
@@ -38,13 +45,23 @@ KINDS: dict[str, Callable[[Any], str]] = {
 
 def rendered_format(form: ResponseFormat | None) -> dict[str, Any] | None:
     """``form`` as the prompt tells the model of it; None if the prompt says nothing."""
+    if form is not None and form.type not in FORMATS:
+        raise ApiError(
+            f"{FORMAT}.type is {quoted(form.type)}; it must be one of {', '.join(FORMATS)}", param=FORMAT
+        )
     return None if form is None or form.type in ("text", "structural_tag") else msgspec.to_builtins(form)
 
 
-async def constraint(body: SamplingBody, prompt: ChatPrompt | None) -> Constraint | None:
+_room = threading.BoundedSemaphore(MOST_UNKNOWN)
+
+
+async def constraint(
+    front: Frontend, body: SamplingBody, prompt: ChatPrompt | None, *, receive: Receive
+) -> Constraint | None:
     """What the answer must match, if anything; ``prompt`` None: that of a raw completion.
 
-    Grammars are made and checked in threads of their own: a large one takes a second, and no other request waits for it.
+    A grammar that is known waits for nobody. A new one waits in ``checking``'s lines, for others' long tries only if it takes
+    long itself, and until its client hangs up; 503 if nobody could look at it within ``MOST_IN_LINE_S``.
     """
     wanted = _wanted(body)
     offer = None
@@ -57,12 +74,40 @@ async def constraint(body: SamplingBody, prompt: ChatPrompt | None) -> Constrain
         )
     if wanted is None and not (offer is not None and (offer.required or any(t.strict for t in offer.tools))):
         return None
+    make = functools.partial(_made, wanted, offer, prompt)
     try:
-        return await asyncio.get_running_loop().run_in_executor(
-            checking.THREADS, _made, wanted, offer, prompt
-        )
+        return await asyncio.to_thread(lambda: checking.Wait(over=True).run(make))
+    except checking.Busy:  # it is not known
+        return await _in_line(front, make, receive)
+
+
+async def _in_line(front: Frontend, make: Callable[[], Constraint], receive: Receive) -> Constraint:
+    busy = ApiError(str(checking.Busy()), status=503, headers={"Retry-After": "1"})
+    if not _room.acquire(blocking=False):
+        raise busy
+    wait = checking.Wait()
+    made = asyncio.get_running_loop().run_in_executor(checking.THREADS, lambda: wait.run(make))
+    gone = asyncio.ensure_future(front.client.wait_failed())  # as it is when the server stops
+
+    def leave() -> None:
+        made.cancel()
+
+    try:
+        async with closed_on_disconnect(receive, leave):
+            await asyncio.wait((made, gone), timeout=MOST_IN_LINE_S, return_when=asyncio.FIRST_COMPLETED)
+        if made.cancelled():
+            raise ApiError("the client hung up before its grammar was checked", status=HUNG_UP)
+        if not made.done():
+            front.check_alive()
+            raise busy
+        return made.result()
     except checking.Busy as error:
-        raise ApiError(str(error), status=503) from error
+        raise busy from error
+    finally:
+        leave()
+        gone.cancel()
+        wait.end()
+        _room.release()
 
 
 def limited(made: Constraint | None, budget: int | None, *, after: int | None) -> Constraint | None:
@@ -94,10 +139,6 @@ def _wanted(body: SamplingBody) -> _Wanted | None:
 
 
 def _formed(form: ResponseFormat) -> _Wanted | None:
-    if form.type not in FORMATS:
-        raise ApiError(
-            f"{FORMAT}.type is {form.type!r}; it must be one of {', '.join(FORMATS)}", param=FORMAT
-        )
     for name in ("json_schema", "format", "structures", "triggers"):
         if getattr(form, name) is not None and name not in FORMATS[form.type]:
             raise ApiError(f"{FORMAT}.{name} does not belong to the type {form.type}", param=FORMAT)

@@ -24,7 +24,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
         """``fields`` (without nulls) of a body that has the fields ``known``, with what it says nothing of."""
         made = {name: value for name, value in self.sampling.items() if name in known} | dict(fields)
         own = fields.get(TEMPLATE, {})
-        if self.template and TEMPLATE in known and isinstance(own, dict):
+        is_chat = TEMPLATE in known and "prompt" not in fields  # /tokenize takes mere text, too
+        if self.template and is_chat and isinstance(own, dict):
             made[TEMPLATE] = self._open_switches(fields, own) | own
         return made
 

@@ -1,7 +1,8 @@
 """What every handler needs, made once: the engine's client, the encoder, the names, the metrics, the limits."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from tokenizers import Tokenizer
 
@@ -14,7 +15,7 @@ from flashstep.engram.token_map import TokenMap
 from flashstep.ipc.client import EngineClient
 from flashstep.ipc.messages import Ready
 from flashstep.server.defaults import defaults_of
-from flashstep.server.errors import ApiError, engine_gone
+from flashstep.server.errors import ApiError, engine_gone, quoted
 from flashstep.server.metrics.registry import Metrics
 
 BYTES_PER_TOKEN = 16  # a longer body holds more than the context, whatever it spells
@@ -47,11 +48,20 @@ class Frontend:
     def tokenizer(self) -> TextTokenizer:
         return self.encoder.tokenizer
 
+    @contextmanager
+    def in_flight(self) -> Generator[None]:
+        """Count an HTTP request while it runs."""
+        self.num_in_flight += 1
+        try:
+            yield
+        finally:
+            self.num_in_flight -= 1
+
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
             served = ", ".join(self.names)
             raise ApiError(
-                f"the model {name!r} is not served here; served: {served}", param="model", status=404
+                f"the model {quoted(name)} is not served here; served: {served}", param="model", status=404
             )
 
     def check_alive(self) -> None:

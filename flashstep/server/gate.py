@@ -1,39 +1,48 @@
 """What every HTTP request passes first: it gets an id, is counted while it runs, and leaves one log line at its end.
 
-ASGI middleware around the whole application. The id is the client's ``X-Request-Id``, or is made here; it comes back in the
-header of that name, ends the id in the answer, and stands in the log. What users wrote is never logged.
+ASGI middleware around the whole application. The id is the client's ``X-Request-Id``, or else the ``request_id`` of its
+body, which the handler finds, or else is made here; it comes back in the header of that name, ends the id in the answer, and
+stands in the log. What users wrote is never logged.
 Knows nothing of what is asked.
 """
 
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Sequence
+from contextlib import nullcontext
 
 import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flashstep.server.choices import Choice
-from flashstep.server.errors import ApiError, shape_of
+from flashstep.server.errors import HUNG_UP, ApiError, shape_of
 from flashstep.server.frontend import Frontend
 from flashstep.server.keys import OPEN_PATHS
 from flashstep.telemetry.log import Log
 
 ID_HEADER = "x-request-id"
 MAX_ID_CHARS = 128
+ID_PATTERN = rf"[!-~]{{1,{MAX_ID_CHARS}}}"  # it stands in a header and in the log
+ID_RULE = f"must have 1..{MAX_ID_CHARS} visible ASCII characters"
 MAX_LOGGED_CHARS = 200  # of a path
-HUNG_UP = 499  # the status in the log where nobody waited for one
 
 _log = Log("request")
 
 
 class Visit(msgspec.Struct):
-    """What is known of one HTTP request, as ``request.state.visit``; handlers add the choices that they follow."""
+    """What is known of one HTTP request, as ``request.state.visit``; handlers ``follow`` the choices that answer it."""
 
     id: str
     status: int = HUNG_UP
     choices: Sequence[Choice] = ()
     n: int = 1  # so many choices in turn answer one prompt
+    param: str | None = None  # the field that was refused
+
+    def follow(self, choices: Sequence[Choice], *, n: int = 1) -> None:
+        """These answer it."""
+        self.choices, self.n = choices, n
 
 
 class Gate:
@@ -59,31 +68,30 @@ class Gate:
                 message["headers"] = [*message["headers"], (ID_HEADER.encode(), visit.id.encode())]
             return send(message)
 
-        counted = scope["path"] not in OPEN_PATHS
-        self._front.num_in_flight += counted
         try:
-            if given is not None and not _is_id(given):
-                visit.id = uuid.uuid4().hex
-                error = ApiError(f"{ID_HEADER} must have 1..{MAX_ID_CHARS} visible ASCII characters")
-                await error.response(shape_of(scope["path"]))(scope, receive, told)
-            else:
-                await self._app(scope, receive, told)
+            with nullcontext() if scope["path"] in OPEN_PATHS else self._front.in_flight():
+                if given is not None and not is_id(given):
+                    visit.id = uuid.uuid4().hex
+                    error = ApiError(f"{ID_HEADER} {ID_RULE}")
+                    await error.response(shape_of(scope["path"]))(scope, receive, told)
+                else:
+                    await self._app(scope, receive, told)
         except BaseException:
             visit.status = 500
             raise
         finally:
-            self._front.num_in_flight -= counted
             if self._logs and scope["path"] not in self._quiet:
                 _write(scope, visit, time.monotonic() - began_s)
 
 
-def _is_id(given: str) -> bool:
-    return 0 < len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable() and " " not in given
+def is_id(given: str) -> bool:
+    """A client may name its request so, in the header or in the body's ``request_id``."""
+    return re.fullmatch(ID_PATTERN, given) is not None
 
 
 def _write(scope: Scope, visit: Visit, seconds: float) -> None:
     choices = visit.choices
-    counts: dict[str, int | str] = {}
+    counts: dict[str, int | str] = {} if visit.param is None else {"param": visit.param}
     if choices:
         reasons = dict.fromkeys(choice.finish_reason or "abort" for choice in choices)
         counts = {

@@ -1,6 +1,5 @@
 """The small endpoints: /health, /ping, /version, /load, /metrics, /v1/models, /tokenize, /detokenize."""
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -10,10 +9,10 @@ from starlette.responses import Response
 
 import flashstep
 from flashstep.server import intake
-from flashstep.server.answering import LARGE_BODY_BYTES, json_response, read_body
+from flashstep.server.answering import json_response, received, worked
 from flashstep.server.errors import ApiError
 from flashstep.server.frontend import Frontend
-from flashstep.server.openai import DetokenizeBody, TokenizeBody, decode
+from flashstep.server.openai import DetokenizeBody, TokenizeBody
 
 OF_TEXT = {
     "model",
@@ -73,15 +72,16 @@ async def model(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     front: Frontend = request.app.state.front
-    data = await read_body(request, limit=front.max_body_bytes)
-    body = decode(data, TokenizeBody, front.defaults)
-    front.check_model(body.model)
-    large = len(data) > LARGE_BODY_BYTES
-    ids = await asyncio.to_thread(_ids, front, body) if large else _ids(front, body)
+    body, size = await received(request, TokenizeBody)
+    return json_response(await worked(_tokenized, front, body, size=size))
+
+
+def _tokenized(front: Frontend, body: TokenizeBody) -> bytes:
+    ids = _ids(front, body)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": front.ready.max_model_len, "tokens": ids}
     if body.return_token_strs:
         answer["token_strs"] = [front.tokenizer.token_text(token) for token in ids]
-    return json_response(msgspec.json.encode(answer))
+    return msgspec.json.encode(answer)
 
 
 def _ids(front: Frontend, body: TokenizeBody) -> list[int]:
@@ -103,11 +103,14 @@ def _refuse_chat_fields(body: TokenizeBody) -> None:
 
 async def detokenize(request: Request) -> Response:
     front: Frontend = request.app.state.front
-    body = decode(await read_body(request, limit=front.max_body_bytes), DetokenizeBody)
-    front.check_model(body.model)
+    body, size = await received(request, DetokenizeBody)
+    return json_response(await worked(_detokenized, front, body, size=size))
+
+
+def _detokenized(front: Frontend, body: DetokenizeBody) -> bytes:
     for token in body.tokens:
         if not 0 <= token < front.ready.vocab_size:
             raise ApiError(
                 f"tokens holds {token}; token ids lie in 0..{front.ready.vocab_size - 1}", param="tokens"
             )
-    return json_response(msgspec.json.encode({"prompt": front.tokenizer.decode(body.tokens)}))
+    return msgspec.json.encode({"prompt": front.tokenizer.decode(body.tokens)})

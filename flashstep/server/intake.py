@@ -5,7 +5,8 @@ Everything a user can get wrong is refused here, before the engine sees it (A3, 
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -13,19 +14,21 @@ import msgspec
 from flashstep.chat.conversation import Conversation, Talk
 from flashstep.chat.encode import ChatError, ChatPrompt
 from flashstep.chat.tokenizer import TextTokenizer
+from flashstep.config.generation import EFFORT_TIERS
 from flashstep.request import Constraint, Request, SamplingParams, problems
-from flashstep.server import constraints, tools
-from flashstep.server.errors import ApiError
+from flashstep.server import constraints, tools, turns
+from flashstep.server.errors import ApiError, quoted, refuse
 from flashstep.server.frontend import Frontend
+from flashstep.server.gate import ID_RULE, is_id
 from flashstep.server.metrics.outcome import child_id
-from flashstep.server.openai import ChatBody, CompletionBody, SamplingBody, Thinking, TokenizeBody, together
+from flashstep.server.openai import ChatBody, CompletionBody, SamplingBody, Thinking, TokenizeBody
 
 MAX_CHOICES = 128
 MAX_ANSWERS = 4096  # of all prompts of a request together
 MAX_STOP_STRINGS = 16
 MAX_WORDS = 1024  # bad words, and ids that stop
+MAX_WORD_CHARS = 1000
 MAX_SALT_CHARS = 128
-MAX_ID_CHARS = 128
 SEED_STEP = (
     0x9E3779B97F4A7C15  # golden ratio: the children of one seed, and of neighbouring seeds, are far apart
 )
@@ -72,6 +75,7 @@ def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _messages(body: ChatBody | TokenizeBody) -> list[dict[str, Any]]:
+    refuse(turns.chat_problems(body.messages or ()))
     messages = [_without_developer(message) for message in body.messages or []]
     if not body.continue_final_message:
         if body.add_generation_prompt is False:
@@ -126,21 +130,25 @@ def _effort(body: ChatBody | TokenizeBody) -> str | int | None:
     """A tier's name, or a number 1..100 (a fraction below 1 is a share of 100, as SGLang has it)."""
     inner, outer = body.chat_template_kwargs.reasoning_effort, body.reasoning_effort
     if inner is not None and outer is not None and inner != outer:
-        raise ApiError(f"reasoning_effort is given twice: {outer!r} and {inner!r}", param="reasoning_effort")
+        raise ApiError(
+            f"reasoning_effort is given twice: {quoted(outer)} and {quoted(inner)}", param="reasoning_effort"
+        )
     effort = outer if outer is not None else inner
     if isinstance(effort, str) and effort.strip().isdecimal():
         raise ApiError(
-            f"reasoning_effort is the string {effort!r}; a number is sent without quotes",
+            f"reasoning_effort is the string {quoted(effort)}; a number is sent without quotes",
             param="reasoning_effort",
+        )
+    allowed = f"{', '.join(EFFORT_TIERS)}, a whole number in 1..100, or a fraction in 0.01..0.99"
+    if isinstance(effort, str) and effort not in EFFORT_TIERS:
+        raise ApiError(
+            f"reasoning_effort is {quoted(effort)}; it must be {allowed}", param="reasoning_effort"
         )
     if effort is None or isinstance(effort, str):
         return effort
     number = round(effort * 100) if isinstance(effort, float) and 0 < effort < 1 else effort
     if not 1 <= number <= 100 or number != int(number):
-        raise ApiError(
-            f"reasoning_effort is {effort}; it must be a whole number in 1..100, a fraction in 0.01..0.99, or a name",
-            param="reasoning_effort",
-        )
+        raise ApiError(f"reasoning_effort is {effort}; it must be {allowed}", param="reasoning_effort")
     return int(number)
 
 
@@ -148,20 +156,22 @@ def sampling(
     front: Frontend,
     body: SamplingBody,
     *,
-    prompt_tokens: int,
+    lengths: Sequence[int],
     prompt_param: str,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
     constraint: Constraint | None = None,
-) -> SamplingParams:
-    """The checked parameters of one prompt. ``max_tokens`` None is the rest of the context."""
-    room = front.ready.max_model_len - prompt_tokens
-    if prompt_tokens == 0:
+) -> list[SamplingParams]:
+    """The checked parameters of each of a body's prompts, which have ``lengths`` tokens.
+
+    ``max_tokens`` None is the rest of the context, which alone differs from prompt to prompt.
+    """
+    limit, longest = front.ready.max_model_len, max(lengths)
+    if not all(lengths):
         raise ApiError(f"{prompt_param} is empty; a prompt needs at least one token", param=prompt_param)
-    tokenizer = front.tokenizer
     params = SamplingParams(
-        max_tokens=max(room, 1) if max_tokens is None else max_tokens,
+        max_tokens=max(limit - longest, 1) if max_tokens is None else max_tokens,
         min_tokens=body.min_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -171,7 +181,7 @@ def sampling(
         frequency_penalty=body.frequency_penalty,
         repetition_penalty=body.repetition_penalty,
         logit_bias=_logit_bias(body.logit_bias),
-        bad_words=tuple(ids for word in body.bad_words for ids in _bad_word(tokenizer, word)),
+        bad_words=_bad_words(front.tokenizer, body.bad_words),
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         seed=body.seed,
@@ -179,11 +189,22 @@ def sampling(
         prompt_logprobs=prompt_logprobs,
         constraint=constraint,
     )
-    wrong = _room_problems(front, prompt_tokens, max_tokens, prompt_param=prompt_param)
+    wrong = _room_problems(front, longest, max_tokens, prompt_param=prompt_param)
     sentences = problems(params, front.ready.vocab_size)
-    if wrong := [*wrong, *(ApiError(one, param=one.split()[0]) for one in sentences)]:
-        raise together(wrong)
-    return params
+    told = (ApiError(one, param=one.split()[0]) for one in sentences)
+    refuse(chain(wrong, told, _priority_problems(front, body.priority)))
+    if max_tokens is not None:
+        return [params] * len(lengths)
+    return [msgspec.structs.replace(params, max_tokens=limit - length) for length in lengths]
+
+
+def _priority_problems(front: Frontend, priority: int) -> Iterator[ApiError]:
+    if priority and front.ready.scheduling_policy != "priority":
+        yield ApiError(
+            f"priority is {priority}, and requests are served as they come here (--scheduling-policy "
+            f"{front.ready.scheduling_policy}); leave it out, or set it to 0",
+            param="priority",
+        )
 
 
 def _room_problems(
@@ -214,8 +235,7 @@ def _room_problems(
 def check_common(body: SamplingBody) -> tuple[str, ...]:
     """The rules that need no prompt. Gives the stop strings."""
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
-    if wrong := [*_number_problems(body), *_text_problems(body, stop), *_stream_problems(body)]:
-        raise together(wrong)
+    refuse(chain(_number_problems(body), _text_problems(body, stop), _stream_problems(body)))
     return stop
 
 
@@ -237,10 +257,15 @@ def _text_problems(body: SamplingBody, stop: tuple[str, ...]) -> Iterator[ApiErr
     for name in ("bad_words", "stop_token_ids"):
         if (count := len(getattr(body, name))) > MAX_WORDS:
             yield ApiError(f"{name} has {count} entries; at most {MAX_WORDS} are taken", param=name)
+    if (longest := max(map(len, body.bad_words), default=0)) > MAX_WORD_CHARS:
+        yield ApiError(
+            f"bad_words holds a word of {longest} characters; at most {MAX_WORD_CHARS} are taken",
+            param="bad_words",
+        )
     if len(body.cache_salt) > MAX_SALT_CHARS:
         yield ApiError(f"cache_salt is longer than {MAX_SALT_CHARS} characters", param="cache_salt")
-    if body.request_id is not None and not 1 <= len(body.request_id) <= MAX_ID_CHARS:
-        yield ApiError(f"request_id must have 1..{MAX_ID_CHARS} characters", param="request_id")
+    if body.request_id is not None and not is_id(body.request_id):
+        yield ApiError(f"request_id {ID_RULE}", param="request_id")
 
 
 def _stream_problems(body: SamplingBody) -> Iterator[ApiError]:
@@ -273,7 +298,7 @@ def children(body: SamplingBody, prompt: tuple[int, ...], params: SamplingParams
 
 
 def prompts(front: Frontend, body: CompletionBody) -> list[tuple[str | None, tuple[int, ...]]]:
-    """The prompts of a completion, each with its text where the user gave text, and its ids."""
+    """The prompts of a completion, each with its text (of ids only what is echoed), and its ids."""
     given = body.prompt
     if isinstance(given, str):
         items: list[str | list[int]] = [given]
@@ -289,19 +314,19 @@ def prompts(front: Frontend, body: CompletionBody) -> list[tuple[str | None, tup
             f"prompt holds {len(items)} prompts, with {body.n} choices each; one request takes {MAX_ANSWERS} choices in all",
             param="prompt",
         )
-    return [_prompt(front, item, add_special_tokens=body.add_special_tokens) for item in items]
+    return [_prompt(front, body, item) for item in items]
 
 
 def _prompt(
-    front: Frontend, item: str | list[int], *, add_special_tokens: bool
+    front: Frontend, body: CompletionBody, item: str | list[int]
 ) -> tuple[str | None, tuple[int, ...]]:
     if isinstance(item, str):
-        return item, tuple(front.tokenizer.encode(item, add_special_tokens=add_special_tokens))
+        return item, tuple(front.tokenizer.encode(item, add_special_tokens=body.add_special_tokens))
     size = front.ready.vocab_size
     for token in item:
         if not 0 <= token < size:
             raise ApiError(f"prompt holds token {token}; token ids lie in 0..{size - 1}", param="prompt")
-    return None, tuple(item)
+    return front.tokenizer.decode(item) if body.echo else None, tuple(item)
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
@@ -309,18 +334,20 @@ def _logit_bias(given: dict[str, float]) -> dict[int, float]:
     for key, value in given.items():
         digits = key.removeprefix("-")
         if not (digits.isascii() and digits.isdigit() and len(digits) < 12):
-            raise ApiError(f"logit_bias: {key!r} is not a token id", param="logit_bias")
+            raise ApiError(f"logit_bias: {quoted(key)} is not a token id", param="logit_bias")
         bias[int(key)] = value
     return bias
 
 
-def _bad_word(tokenizer: TextTokenizer, word: str) -> list[tuple[int, ...]]:
-    """A word as it stands at the start of a text and as it follows a space, where that is as many tokens (as vLLM)."""
-    bare = tokenizer.encode(word.lstrip(), add_special_tokens=False)
-    if not bare:
-        raise ApiError("bad_words holds an empty word", param="bad_words")
-    spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
-    both = [bare]
-    if spaced[0] != bare[0] and len(spaced) == len(bare):
-        both.append(spaced)
-    return [tuple(ids) for ids in both]
+def _bad_words(tokenizer: TextTokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Each word as it stands at the start of a text and as it follows a space, where that is as many tokens (as vLLM)."""
+    made = []
+    for word in (word.lstrip() for word in words):
+        start = tokenizer.encode(word, add_special_tokens=False)
+        if not start:
+            raise ApiError("bad_words holds an empty word", param="bad_words")
+        spaced = tokenizer.encode(" " + word, add_special_tokens=False)
+        made.append(tuple(start))
+        if spaced[0] != start[0] and len(spaced) == len(start):
+            made.append(tuple(spaced))
+    return tuple(made)

@@ -5,20 +5,20 @@ outside the struct is refused, unless it is one of ``METADATA`` (says something 
 Knows no tokens and no engine.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
 from flashstep.server.defaults import Defaults
-from flashstep.server.errors import ApiError
+from flashstep.server.errors import MAX_TOLD, ApiError, mistyped, quoted, refuse
 
 NO_DEFAULTS = Defaults()
 METADATA = frozenset(
     {
         "user",
         "metadata",
-        "store",
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
@@ -29,7 +29,9 @@ METADATA = frozenset(
 )
 OFF: dict[str, object] = {  # the value with which a refused option asks for nothing
     "suffix": "",
+    "store": False,
     "echo": False,
+    "add_special_tokens": False,
     "use_beam_search": False,
     "early_stopping": False,
     "length_penalty": 1.0,
@@ -43,6 +45,7 @@ OFF: dict[str, object] = {  # the value with which a refused option asks for not
     "modalities": ["text"],
 }
 LATER = {
+    "store": "chats and completions are not kept; /v1/responses keeps what it answers",
     "guided_json": 'use structured_outputs: {"json": ...}',
     "guided_regex": 'use structured_outputs: {"regex": ...}',
     "guided_choice": 'use structured_outputs: {"choice": ...}',
@@ -64,6 +67,7 @@ LATER = {
     "vllm_xargs": "there are no plug-ins that would read it",
     "detokenize": "answers always have text; return_token_ids adds the ids",
     "echo": "only /v1/completions echo",
+    "add_special_tokens": "a chat's prompt has the special tokens that it needs; only raw prompts may get more",
     "documents": "the model's prompt has no place for documents; put them into a message",
     "chat_template": "the model has one prompt format, which cannot be replaced",
     "mm_processor_kwargs": "only text is supported",
@@ -87,6 +91,8 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """DeepSeek's own switch."""
+
+    refused: ClassVar[dict[str, str]] = {"budget_tokens": "use thinking_token_budget"}
 
     type: Literal["enabled", "disabled"]
 
@@ -131,10 +137,15 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     structural_tag: dict[str, Any] | str | None = None
 
 
-class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What completions and chat have in common."""
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """What every body has."""
 
     model: str | None = None
+
+
+class SamplingBody(Body, frozen=True, kw_only=True):
+    """What completions and chat have in common."""
+
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
@@ -169,6 +180,8 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionBody(SamplingBody, frozen=True, kw_only=True):
     """POST /v1/completions. ``logprobs`` is the number of alternatives."""
 
+    refused: ClassVar[dict[str, str]] = LATER | {"response_format": "use structured_outputs"}
+
     prompt: str | list[str | int | list[int]]
     echo: bool = False
     logprobs: int | None = None
@@ -196,10 +209,9 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
 
 
-class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+class TokenizeBody(Body, frozen=True, kw_only=True):
     """POST /tokenize: ``prompt``, or ``messages`` with what a chat may add."""
 
-    model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool = True
     messages: list[dict[str, Any]] | None = None
@@ -214,20 +226,20 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     return_token_strs: bool = False
 
 
-class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+class DetokenizeBody(Body, frozen=True, kw_only=True):
     """POST /detokenize."""
 
-    model: str | None = None
     tokens: list[int]
 
 
 B = TypeVar("B", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 def decode(body: bytes, kind: type[B], defaults: Defaults = NO_DEFAULTS) -> B:
     """``body`` as ``kind``; null means that a field is absent, and ``defaults`` say what an absent one is.
 
-    ``kind.refused`` may say why it lacks a field.
+    ``kind.refused`` may say why it lacks a field, ``kind.refused_details`` what the error then has as ``details``.
     """
     try:
         fields = msgspec.json.decode(body)
@@ -246,15 +258,8 @@ def decode(body: bytes, kind: type[B], defaults: Defaults = NO_DEFAULTS) -> B:
     except msgspec.ValidationError:
         pass  # it tells the first problem only, and takes 64.0 for one
     fields = {name: _integral(value) for name, value in fields.items()}
-    wrong = [*_unknown(fields, known, getattr(kind, "refused", LATER)), *_mistyped(fields, kind)]
-    if not wrong:
-        return msgspec.convert(fields, kind)
-    raise together(wrong)
-
-
-def together(problems: Sequence[ApiError]) -> ApiError:
-    """One error that tells ``problems`` (at least one) in their order, with the field of the first."""
-    return ApiError("; ".join(problem.message for problem in problems), param=problems[0].param)
+    refuse(chain(_unknown(fields, kind), _mistyped(fields, kind)))
+    return msgspec.convert(fields, kind)
 
 
 def _integral(value: Any, *, depth: int = 2) -> Any:
@@ -272,12 +277,23 @@ def _asks(name: str, value: object, known: set[str]) -> bool:
     return name in known or value != off or isinstance(value, bool) != isinstance(off, bool)
 
 
-def _unknown(fields: dict[str, Any], known: set[str], why: dict[str, str]) -> list[ApiError]:
-    unknown = [name for name in fields if name not in known]
+def _unknown(fields: dict[str, Any], kind: type[msgspec.Struct]) -> Iterable[ApiError]:
+    unknown = [name for name in fields if name not in kind.__struct_fields__]
     if not unknown:
         return []
-    sentences = (f"{name!r}: {why.get(name, 'no such option here')}" for name in unknown)
-    return [ApiError(f"this server does not take {'; '.join(sentences)}", param=unknown[0])]
+    why: dict[str, str] = getattr(kind, "refused", LATER)
+    details: dict[str, dict[str, Any]] = getattr(kind, "refused_details", {})
+    sentences = [f"{quoted(name)}: {why.get(name, 'no such option here')}" for name in unknown[:MAX_TOLD]]
+    if len(unknown) > MAX_TOLD:
+        sentences.append("and more")
+    return [
+        ApiError(
+            f"this server does not take {'; '.join(sentences)}",
+            param=unknown[0],
+            details=next((details[name] for name in unknown if name in details), None),
+            param_is_theirs=True,
+        )
+    ]
 
 
 def _mistyped(fields: dict[str, Any], kind: type[msgspec.Struct]) -> Iterator[ApiError]:
@@ -287,7 +303,14 @@ def _mistyped(fields: dict[str, Any], kind: type[msgspec.Struct]) -> Iterator[Ap
             yield ApiError(f"{field.name}: this field is required", param=field.name)
         elif field.name in fields:
             try:
-                msgspec.convert(fields[field.name], field.type)
-            except msgspec.ValidationError as error:
-                sentence, _, path = str(error).partition(" - at `$")
-                yield ApiError(f"{field.name}{path.rstrip('`')}: {sentence}", param=field.name)
+                converted(fields[field.name], field.type, name=field.name)
+            except ApiError as error:
+                yield error
+
+
+def converted(value: Any, kind: type[T], *, name: str) -> T:
+    """``value`` as ``kind``, or an error that speaks of ``name``."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ApiError(mistyped(error, kind, name=name), param=name.split(".")[0].split("[")[0]) from error

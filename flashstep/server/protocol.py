@@ -5,24 +5,23 @@ is then told in the words of the API that was called; events have names in both.
 """
 
 import re
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 
 from flashstep.server.answers import encode
-from flashstep.server.errors import ApiError
-from flashstep.server.openai import ChatBody, StructuredOutputs, TemplateOptions
+from flashstep.server.errors import ApiError, quoted
+from flashstep.server.openai import Body, ChatBody, StructuredOutputs, TemplateOptions, converted
 from flashstep.server.sse import named_event
 
-S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
-class ProtocolBody(msgspec.Struct, frozen=True, kw_only=True):
+class ProtocolBody(Body, frozen=True, kw_only=True):
     """Fields that mean the same as in a chat."""
 
-    model: str | None = None
     stream: bool = False
     temperature: float = 1.0
     top_p: float = 1.0
@@ -32,10 +31,10 @@ class ProtocolBody(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: dict[str, float] = {}
-    bad_words: list[str] = []
+    logit_bias: dict[str, float] = msgspec.field(default_factory=dict)
+    bad_words: list[str] = msgspec.field(default_factory=list)
     seed: int | None = None
-    stop_token_ids: list[int] = []
+    stop_token_ids: list[int] = msgspec.field(default_factory=list)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -50,6 +49,19 @@ class ProtocolBody(msgspec.Struct, frozen=True, kw_only=True):
         shared = {name: getattr(self, name) for name in ProtocolBody.__struct_fields__}
         given = {name: value for name, value in fields.items() if value is not None}
         return ChatBody(messages=[], **shared, **given)
+
+
+def own_tools(
+    given: Sequence[dict[str, Any]], form: type[T], *, kind: str, implied: str | None = None
+) -> list[T]:
+    """The tools that a client runs, which are of the type ``kind``; ``implied`` is that of a tool without one."""
+    for at, tool in enumerate(given):
+        if (other := tool.get("type", implied)) != kind:
+            raise ApiError(
+                f"tools[{at}] is of type {quoted(other)}; this server runs no tools of its own and takes {kind} tools only",
+                param="tools",
+            )
+    return [converted(tool, form, name=f"tools[{at}]") for at, tool in enumerate(given)]
 
 
 def frames(events: Iterable[dict[str, Any]]) -> bytes:
@@ -72,14 +84,3 @@ def told_as(words: Mapping[str, str]) -> Generator[None]:
         if error.param is not None and error.param in words:
             error.param = words[error.param].split(".")[0]
         raise
-
-
-def converted(value: Any, kind: type[S], *, name: str) -> S:
-    """``value`` as ``kind``, or an error that speaks of ``name``."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        sentence, _, path = str(error).partition(" - at `$")
-        raise ApiError(
-            f"{name}{path.rstrip('`')}: {sentence}", param=name.split(".")[0].split("[")[0]
-        ) from error

@@ -64,7 +64,7 @@ def figures(front: Frontend) -> dict[str, Any]:
     ready = front.ready
     stats = front.client.stats or NOTHING
     acceptance = None if stats.acceptance is None else msgspec.to_builtins(stats.acceptance)
-    samples = {family.name: family.samples for family in front.metrics.families()}
+    samples = {metric.name: metric.samples for metric in front.metrics.collect()}
     return {
         "model": front.names[0],
         "version": flashstep.__version__,

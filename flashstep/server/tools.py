@@ -5,16 +5,15 @@ name. Knows no prompts and no grammars.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from flashstep.chat.calls import Tool
-from flashstep.server.errors import ApiError
+from flashstep.server.errors import ApiError, quoted
+from flashstep.server.openai import converted
 
-S = TypeVar("S", bound=msgspec.Struct)
-
-CHOICES = ("auto", "none", "required")
+TOOL_CHOICES = ("auto", "none", "required")
 NAMED = '{"type": "function", "function": {"name": ...}}'
 MAX_NAME_CHARS = 64
 
@@ -60,30 +59,30 @@ def offer(
         return None
     if wanted == "none":
         return None
-    if wanted in CHOICES:
+    if wanted in TOOL_CHOICES:
         return Offer(tools=made, required=wanted == "required", several=parallel)
     (name,) = wanted
     named = tuple(tool for tool in made if tool.name == name)
     if not named:
         offered = ", ".join(tool.name for tool in made[:20])
         raise ApiError(
-            f"tool_choice names {name!r}, which is not among the tools: {offered}", param="tool_choice"
+            f"tool_choice names {quoted(name)}, which is not among the tools: {offered}", param="tool_choice"
         )
     return Offer(tools=named, required=True, several=False)
 
 
 def _choice(given: str | dict[str, Any] | None) -> str | tuple[str]:
-    """One of ``CHOICES``, or the name of a tool, alone in a tuple."""
+    """One of ``TOOL_CHOICES``, or the name of a tool, alone in a tuple."""
     if given is None:
         return "auto"
     if isinstance(given, str):
-        if given not in CHOICES:
+        if given not in TOOL_CHOICES:
             raise ApiError(
-                f"tool_choice is {given!r}; it must be {', '.join(CHOICES)}, or a function: {NAMED}",
+                f"tool_choice is {quoted(given)}; it must be {', '.join(TOOL_CHOICES)}, or a function: {NAMED}",
                 param="tool_choice",
             )
         return given
-    return (_converted(given, _NamedChoice, name="tool_choice").function.name,)
+    return (converted(given, _NamedChoice, name="tool_choice").function.name,)
 
 
 def _tools(given: Sequence[dict[str, Any]] | None) -> tuple[Tool, ...]:
@@ -93,7 +92,7 @@ def _tools(given: Sequence[dict[str, Any]] | None) -> tuple[Tool, ...]:
         raise ApiError("tools is an empty list; leave it out, or offer a tool", param="tools")
     made: dict[str, Tool] = {}
     for number, one in enumerate(given):
-        function = _converted(one, _Tool, name=f"tools[{number}]").function
+        function = converted(one, _Tool, name=f"tools[{number}]").function
         if len(function.name) > MAX_NAME_CHARS:
             raise ApiError(
                 f"tools[{number}].function.name is {len(function.name)} characters long; at most {MAX_NAME_CHARS} are allowed",
@@ -107,11 +106,3 @@ def _tools(given: Sequence[dict[str, Any]] | None) -> tuple[Tool, ...]:
             name=function.name, parameters=function.parameters, strict=function.strict or False
         )
     return tuple(made.values())
-
-
-def _converted(given: dict[str, Any], kind: type[S], *, name: str) -> S:
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        sentence, _, path = str(error).partition(" - at `$")
-        raise ApiError(f"{name}{path.rstrip('`')}: {sentence}", param=name.partition("[")[0]) from error

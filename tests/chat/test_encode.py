@@ -1,11 +1,13 @@
 """The golden prompts, byte for byte, and the encode cases: prompt, ids, errors; injection; numeric effort."""
 
+import re
 from typing import Any
 
 import pytest
 
 from flashstep.chat.conversation import Conversation
 from flashstep.chat.encode import ChatEncoder, ChatError
+from flashstep.config.generation import EFFORT_TIERS
 from tests.chat.conftest import load_vectors
 
 HANDLED = {"model", "messages", "tools", "tool_choice", "thinking", "reasoning_effort", "response_format"}
@@ -99,6 +101,14 @@ def test_numeric_effort(encoder: ChatEncoder, effort: int) -> None:
     if effort == 100:
         named = encoder.encode(Conversation(messages=talk.messages, effort="max"))
         assert named.ids == prompt.ids
+
+
+def test_tiers_are_the_recipes(encoder: ChatEncoder) -> None:
+    with pytest.raises(ChatError, match="huge") as caught:
+        encoder.encode(Conversation(messages=[{"role": "user", "content": "x"}], effort="huge"))
+    assert set(re.findall("`(\\w+)`", str(caught.value))) - {"huge"} == set(EFFORT_TIERS)
+    for tier in EFFORT_TIERS:
+        encoder.encode(Conversation(messages=[{"role": "user", "content": "x"}], effort=tier))
 
 
 def test_no_tools_and_tool_choice_none_have_one_prompt(encoder: ChatEncoder) -> None:

@@ -114,7 +114,7 @@ def test_xgrammars_form(form: dict[str, Any], right: list[str], wrong: list[str]
 @given(st.text(max_size=8), st.integers(), st.text(max_size=8))
 def test_any_text_around_a_tag(before: str, number: int, after: str) -> None:
     made = of({"type": "triggered_tags", "triggers": ["<n"], "tags": [tag("<n>", INTEGER, "</n>")]})
-    free = "<n" not in before + after
+    free = "<n" not in before and "<n" not in after
     assert accepts(made, f"{before}<n>{number}</n>{after}") == free
     assert not accepts(made, f"{before}<n>{number}.5</n>{after}")
 
@@ -144,6 +144,16 @@ def test_any_text_around_a_tag(before: str, number: int, after: str) -> None:
             {"type": "structural_tag", "format": tag("a", {"type": "grammar", "grammar": '{"grammars": []}'}, "")},
             "Lark or GBNF",
         ),
+        (
+            {"type": "structural_tag", "format": tag("a", {"type": "regex", "pattern": "(?x)a # b\nc"}, "")},
+            "must stand on one line",
+        ),
+        ({"type": "structural_tag", "triggers": [f"<{n} " for n in range(2000)], "structures": [
+            {"begin": f"<{n} ", "end": ""} for n in range(2000)
+        ]}, "too large"),
+        ({"type": "structural_tag", "triggers": [f"<{n} " for n in range(9000)], "structures": [
+            {"begin": "<8999 ", "end": ""}
+        ] * 400}, "too large"),
     ],
 )  # fmt: skip
 def test_what_is_none_is_refused(given: Any, words: str) -> None:

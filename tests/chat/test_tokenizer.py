@@ -2,6 +2,8 @@
 
 import json
 import random
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,29 @@ def test_released_tokenizer_decodes_as_the_library(released: TextTokenizer) -> N
     for _ in range(300):
         ids = [random.randrange(129280) for _ in range(20)]
         assert released.decode(ids) == library.decode(ids, skip_special_tokens=False)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(), st.booleans())
+def test_ids_are_the_librarys(text: str, special: bool) -> None:
+    small, library = TextTokenizer.from_file(SMALL), Tokenizer.from_file(str(SMALL))
+    assert (
+        small.encode(text, add_special_tokens=special) == library.encode(text, add_special_tokens=special).ids
+    )
+
+
+def test_other_threads_run_while_a_text_is_encoded(small: TextTokenizer) -> None:
+    """The event loop is one: while ``tokenizers``' own ``encode`` runs, no Python does."""
+    text = "the quick brown fox " * 20_000
+    for encode in (small.encode, small.encode_plain):
+        encode("x")
+        worker = threading.Thread(target=encode, args=(text,))
+        worker.start()
+        beats = 0
+        while worker.is_alive():
+            time.sleep(0.001)
+            beats += 1
+        assert beats > 3
 
 
 def test_plain_encoding_makes_no_control_token(small: TextTokenizer) -> None:

@@ -70,7 +70,9 @@ def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[s
 
 
 def test_a_value_of_the_wrong_type(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--max-num-seqs" in refused(capsys, "serve", "--max-num-seqs", "many")
+    assert "--max-num-seqs" in refused(capsys, "generate", "x", "--max-num-seqs", "many")
+    assert main(["serve", "--max-num-seqs", "many"]) == 2
+    assert "--max-num-seqs is 'many'; it must be a whole number" in capsys.readouterr().err
 
 
 def test_all_bad_values_in_one_message(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +90,8 @@ def test_a_bad_speculation_is_told_with_the_rest(command: str, capsys: pytest.Ca
 
 
 def test_per_step_lists_are_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "summary" in refused(capsys, "serve", "--per-request-spec-decode-metrics", "detailed")
+    assert main(["serve", "--per-request-spec-decode-metrics", "detailed"]) == 2
+    assert "it must be none, summary" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

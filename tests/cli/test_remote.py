@@ -26,6 +26,9 @@ class Scripted(BaseHTTPRequestHandler):
     """Lists one model and streams ``CHUNKS``; refuses an unknown model, breaks a stream for the message "break"."""
 
     def do_GET(self) -> None:
+        if self.server.key not in (None, self.headers["Authorization"]):
+            self._send(401, json.dumps({"error": {"message": "no key"}}))
+            return
         self._send(200, json.dumps({"data": [{"id": "scripted"}]}))
 
     def do_POST(self) -> None:
@@ -55,6 +58,7 @@ class Scripted(BaseHTTPRequestHandler):
 def server() -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Scripted) as server:
         server.bodies = []
+        server.key = None
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield server
@@ -113,6 +117,18 @@ def test_chat_keeps_the_conversation(
     ]
     assert server.bodies[1]["messages"][2]["content"] == TEXT
     assert server.bodies[0]["thinking"] == {"type": "disabled"}
+
+
+def test_a_server_with_a_key(
+    server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.key = "Bearer geheim"
+    monkeypatch.setattr("builtins.input", lambda _: "")
+    assert main(["chat", "--url", url(server)]) == 2
+    assert "answered 401: no key" in capsys.readouterr().err
+    assert main(["chat", "--url", url(server), "--api-key", "geheim"]) == 0
+    assert main(["chat", "x", "--api-key", "geheim"]) == 2
+    assert "--api-key is for a server" in capsys.readouterr().err
 
 
 def test_engine_options_mean_nothing_to_a_remote_chat(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import flashstep
 from flashstep.cli import main
 from flashstep.cli.model import resolve, served_name, tiny_model
 from flashstep.cli.serve import Serve
@@ -77,13 +78,18 @@ def test_variables_that_are_set_are_told(
     assert "VLLM_SOMETHING is set and not read here; in its place: flags" in shown
 
 
-def test_a_key_that_would_not_be_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_would_not_be_asked_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "geheim")
-    with pytest.raises(ConfigError, match="VLLM_API_KEY is set, and not read here") as error:
-        own_arguments("vllm serve x".split())
-    assert "geheim" not in str(error.value)
+    for line in ("vllm serve x", "serve x"):
+        with pytest.raises(ConfigError, match="VLLM_API_KEY is set, and not read here") as error:
+            own_arguments(line.split())
+        assert "geheim" not in str(error.value)
     assert "--api-key" in own_arguments("vllm serve x --api-key k".split())
-    assert "--api-key-file" in own_arguments("vllm serve x --api-key-file f".split())
+    file = tmp_path / "keys"
+    file.write_text("k\n")
+    assert "--api-key-file" in own_arguments(["vllm", "serve", "x", "--api-key-file", str(file)])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -92,11 +98,34 @@ def test_other_commands_name_ours(command: str, capsys: pytest.CaptureFixture[st
     assert f"vllm {command}: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["", "swerve x", "--version"])
-def test_what_is_no_command(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["vllm", *words.split()]) == 2
+@pytest.mark.parametrize(
+    ("words", "begin"),
+    [("vllm", "vllm needs a command; "), ("vllm swerve x", "vllm swerve x is not known; ")],
+)
+def test_what_is_no_command(words: str, begin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
     shown = capsys.readouterr().err
-    assert "known behind vllm are serve, bench forward" in shown
+    assert f"flashstep: {begin}known behind vllm are serve, bench forward" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--version", f"flashstep {flashstep.__version__} "),
+        ("vllm --version", f"flashstep {flashstep.__version__} "),
+        ("vllm --help", "usage: flashstep vllm serve MODEL"),
+    ],
+)
+def test_about(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 0
+    assert capsys.readouterr().out.startswith(told)
+
+
+def test_a_wrong_value_is_told_before_any_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    """One message, and nothing about defaults of a server that does not start."""
+    assert main("vllm serve x --max-num-seqs 0 --scheduling-policy lifo".split()) == 2
+    shown = capsys.readouterr().err
+    assert "2 problem(s)" in shown and "left out" not in shown
 
 
 def test_help_of_a_pasted_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flashstep.config.errors import ConfigError
-from flashstep.config.generation import sampling_defaults, sampling_override, template_defaults
+from flashstep.config.generation import EFFORT_TIERS, sampling_defaults, sampling_override, template_defaults
 
 
 @pytest.fixture
@@ -63,7 +63,11 @@ def test_a_folder_without_the_file(tmp_path: Path) -> None:
 
 
 def test_switches() -> None:
+    for tier in EFFORT_TIERS:
+        assert template_defaults(f'{{"reasoning_effort": "{tier}"}}') == {"reasoning_effort": tier}
     assert template_defaults(None) == {}
+    with pytest.raises(ConfigError, match="must be true or false"):
+        template_defaults('{"thinking": {}}')
     assert template_defaults('{"thinking": false}') == {"thinking": False}
     assert template_defaults('{"enable_thinking": true, "reasoning_effort": 30}') == {
         "enable_thinking": True,
@@ -77,7 +81,7 @@ def test_switches() -> None:
         ('{"thinking": "no"}', 'thinking is "no"; it must be true or false'),
         (
             '{"reasoning_effort": 101}',
-            "reasoning_effort is 101; it must be a name, or a whole number in 1..100",
+            "reasoning_effort is 101; it must be one of none, minimal, low, medium, high, xhigh, ultra, max, or a whole",
         ),
         ('{"reasoning_effort": "huge"}', 'reasoning_effort is "huge"; '),
         (

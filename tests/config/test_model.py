@@ -114,6 +114,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
         "kv_source_layer_ids [8, 2, 14, 20] must be strictly",
     ),
     "index sources doubled": (text(index_source_layer_ids=[2, 8, 8, 14, 20]), "must be strictly ascending"),
+    "source far below 0": (
+        text(kv_source_layer_ids=[-44, 2, 8, 14, 20]),
+        "kv_source_layer_ids names layer -44",
+    ),
     "window-only source": (text(kv_source_layer_ids=[1, 2, 8, 14, 20]), "kv_source_layer_ids names layer 1"),
     "source out of range": (
         text(index_source_layer_ids=[2, 8, 14, 20, 99]),

@@ -95,6 +95,12 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def processor_s(*pids: int) -> float:
+    """What the processes, and their children that have ended, took of the processor."""
+    spent = [Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[11:15] for pid in pids]
+    return sum(int(ticks) for each in spent for ticks in each) / os.sysconf("SC_CLK_TCK")
+
+
 def exists(pid: int) -> bool:
     """Whether the process is there and not only waiting to be reaped."""
     try:

@@ -117,6 +117,19 @@ async def test_a_slow_reader_gets_everything_merged_into_one():
         ]
 
 
+async def test_choices_of_one_prompt_send_it_once():
+    async with pair() as (client, engine):
+        long, same = (7,) * 1000, [1] * 3
+        sent = [
+            request("a", (1,)), request("b", long), request("c", long), request("d", long),
+            request("e", (2,)), request("f", tuple(same)), request("g", tuple(same)),
+        ]  # fmt: skip
+        client.submit(sent)
+        message = await heard(engine)
+        assert sum(len(item.prompt) for item in message.requests) == 1 + 1000 + 1 + 3 + 3
+        assert message.whole() == sent
+
+
 async def test_an_aborted_stream_still_gives_its_last_output():
     async with pair() as (client, engine):
         (stream,) = client.submit([request("a", (1,))])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 from tokenizers import Tokenizer
 
 from flashstep.config.errors import ConfigError
@@ -420,9 +420,8 @@ def test_a_limit_ends_the_text_and_drafts_alone_do_not_meet_it() -> None:
     constraint = of_schema({"anyOf": [wide, {"type": "integer"}]})
     one, other = matcher(constraint), matcher(constraint)
     for each in (one, other):
-        assert each.keep(ids("{")) == 1
-        assert allowed(each.masks(ids("{"))[1]) == [EOS, OTHER_EOS]
-        assert each.failure is None
+        assert each.keep(ids("{")) == 0, "nobody can see what may stand behind it"
+        assert each.keep(ids("7")) == 1 and each.failure is None
     other.accept(ids("7"))
     assert {EOS, OTHER_EOS} < set(next_tokens(other))
     assert other.accept([EOS]) == 1
@@ -443,6 +442,58 @@ def test_a_limit_is_met_at_the_same_token_with_drafts_as_without(drafts: list[in
     assert one.accept(run) == 1, "behind it nothing could be sampled"
     assert one.keep([EOS]) == 0 and one.accept([EOS]) == 0
     assert one.failure and "items" in one.failure
+
+
+def until_it_fails(one: Matcher, draft: Callable[[Sequence[int]], list[int]]) -> tuple[list[int], list[int]]:
+    """Random tokens until the grammar cannot be followed, and how many drafts stood in each step."""
+    random, output, kept = Random(1), [], []
+    while one.failure is None:
+        choices = next_tokens(one)
+        if one.failure is None:
+            drafts = draft(choices)
+            kept.append(one.keep(drafts))
+            one.masks(drafts[: kept[-1]])
+            token = random.choice([token for token in choices if token not in (EOS, OTHER_EOS)])
+            output += [token][: one.accept([token])]
+    return output, kept
+
+
+def test_drafts_and_other_requests_do_not_count_for_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the lexer's states, which copies of a matcher share. Of this pattern every new text takes new ones."""
+    limits = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+    monkeypatch.setattr(constraint, "LIMITS", limits)
+    hungry = Constraint(grammar=LLMatcher.grammar_from_regex("(?s:.)*a(?s:.){60}x"))
+    alone, _ = until_it_fails(one := matcher(hungry), lambda choices: [])
+    assert len(alone) > 20 and one.failure and "too many states" in one.failure
+    assert until_it_fails(matcher(hungry), lambda choices: [])[0] == alone
+
+    noise = Random(2)
+    drafted, kept = until_it_fails(matcher(hungry), lambda choices: noise.choices(choices, k=5))
+    assert drafted == alone
+    assert max(kept) > 2 and kept[-1] == 0, "the drafts must have met the limit first"
+
+    right = matcher(hungry)
+    for place in range(0, len(alone), 4):
+        run = alone[place : place + 4]
+        right.masks(run[: right.keep(run)])
+        assert right.accept(run) == len(run)
+    assert next_tokens(right) == [EOS, OTHER_EOS] and right.failure == one.failure
+
+
+def test_drafts_that_take_too_long_are_not_looked_at() -> None:
+    one = matcher(of_lark("start: /[ab]+/"))
+    assert one.keep(ids("a") * 3) == 3
+    scout = one._scout
+    assert scout is not None
+    scout._credit.left_s = -1.0
+    one.accept(ids("a"))
+    assert one.keep(ids("b") * 3) == 0 and one.failure is None
+    scout._credit.left_s = 0.5
+    one.accept(ids("b"))
+    assert one.keep(ids("b") * 3) == 3
+    assert matcher(of_lark("start: /[ab]+/", after=THINK_END)).keep([7, THINK_END, *ids("a")]) == 3
+    none = Matcher(vocabulary(), of_lark('start: "a"', after=THINK_END), drafts=False)
+    assert none.keep([7, 7, THINK_END]) == 2, "what the grammar does not see needs nobody to look"
 
 
 def test_a_text_that_the_vocabulary_cannot_spell_fails() -> None:

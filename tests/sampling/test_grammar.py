@@ -65,7 +65,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile(name: str) -> None:
     """Whatever the verdict is, it comes soon, and in a few words."""
-    began = time.monotonic()
+    began = time.process_time()  # of the processor, however busy that is with other things
     found = of(HOSTILE[name])
-    assert time.monotonic() - began < 5  # seen: 0.9 s at most
+    assert time.process_time() - began < 10  # seen: 0.9 s at most
     assert found is None or len(found) <= MAX_REASON_CHARS + 100

@@ -123,6 +123,9 @@ def test_preemption_recomputes_and_everybody_finishes(overlapped):
     assert (
         sum(told.outputs[-1].preemptions for told in rig.told.values()) == rig.scheduler.stats().preemptions
     )
+    sofar = [[output.preemptions for output in told.outputs] for told in rig.told.values()]
+    assert all(counts == sorted(counts) for counts in sofar)
+    assert any(counts[-2] for counts in sofar), "known before the end, for who stops listening earlier"
 
 
 def test_a_preempted_request_stands_at_the_head_and_is_the_last_admitted():

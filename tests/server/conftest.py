@@ -26,6 +26,7 @@ from tests.server.served import Served
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "flashstep" / "tiny" / "tokenizer.json"
 MODEL = "stub"
+PATIENCE_S = 60.0  # for anything that must happen; a failure, not a measure
 
 
 class Server:
@@ -68,12 +69,14 @@ class Server:
         assert self._process.stdout is not None
         line = self._process.stdout.readline().split()
         if not line:
-            raise RuntimeError(f"the server ended with {self._process.wait(10)}")
+            raise RuntimeError(f"the server ended with {self._process.wait(PATIENCE_S)}")
         port, engine_pid = line
         self.port = int(port)
         self.engine_pid = int(engine_pid)
         self.base = f"http://127.0.0.1:{port}"
-        self.client = openai.OpenAI(base_url=f"{self.base}/v1", api_key="none", max_retries=0, timeout=20)
+        self.client = openai.OpenAI(
+            base_url=f"{self.base}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+        )
 
     @property
     def pid(self) -> int:
@@ -82,7 +85,7 @@ class Server:
     def stop(self) -> int:
         self.client.close()
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(10)
+        return self._process.wait(PATIENCE_S)
 
     def kill_engine(self) -> None:
         os.kill(self.engine_pid, signal.SIGKILL)
@@ -92,8 +95,18 @@ class Server:
         runs = [[token] for token in self.tokenizer.encode(output)] if isinstance(output, str) else output
         whole = self.scripts / f"{name}.new"
         whole.write_text(json.dumps({"runs": runs, **options}))
+        for left in (*self.scripts.glob(f"{name}.go*"), self.scripts / f"{name}.prompt"):
+            left.unlink(missing_ok=True)
         whole.replace(self.scripts / f"{name}.json")  # the stub may be reading the one before
         return {"cache_salt": name}
+
+    def was_asked(self, name: str) -> bool:
+        """Whether a request of the script has come to the engine since it was written."""
+        return (self.scripts / f"{name}.prompt").exists()
+
+    def release(self, name: str, step: int) -> None:
+        """Let the requests of a script go on that wait before ``step`` (one of its ``holds``)."""
+        (self.scripts / f"{name}.go{step}").touch()
 
     def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         """Status and decoded body; ``body`` as bytes goes as it is."""
@@ -120,7 +133,7 @@ class Server:
 
 def _opened(request: urllib.request.Request) -> tuple[int, Any]:
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             return response.status, _decoded(response.read())
     except urllib.error.HTTPError as error:
         return error.code, _decoded(error.read())

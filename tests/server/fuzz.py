@@ -1,17 +1,20 @@
 """Random and mutated requests against a whole server: ``python -m tests.server.fuzz --requests 100000 --seed 1 [--engine real]``.
 
-Sixteen clients over real sockets, hanging up now and then. A fault is a 5xx (but a full queue's 503), an error event of the 500s,
-a 4xx that is no error of the API's shape, an answer that never ends, a process that died, a request left running, and memory that
-grows. Prints a line for each round and one JSON line at the end; exit status 1 if there was a fault. ``--only NUMBER`` sends one
-request of a run again and prints what came of it.
+Sixteen clients over real sockets, hanging up now and then. A fault is a 5xx (but a 503 that asks to try again: a full queue, no
+time for a grammar), an error event of the 500s, a 4xx that is no error of the API's shape or a long one, an answer that never
+ends, a process that died, a request left running, /health that stalls, and memory that grows. Prints a line for each round and
+one JSON line at the end; exit status 1 if there was a fault. ``--only NUMBER`` sends one request of a run again and prints what
+came of it.
 """
 
 import argparse
 import http.client
 import itertools
 import json
+import re
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,17 +27,31 @@ import msgspec
 from tests.e2e.serving import Served, await_that, exists, little_model, resident_bytes
 from tests.e2e.test_memory import slope
 from tests.server.conftest import MODEL, Server
-from tests.server.shots import HTTP_METHODS, Shot, shot
+from tests.server.shots import Shot, of_kept, shot
+from tests.server.valid import RESPONSES
 
 CLIENTS = 16
 ROUNDS = 40
 WARM_UP = 0.5  # the share of the rounds after which memory is watched
 PATIENCE_S = 60.0  # for one answer
+MOST_ERROR_BYTES = 64 << 10  # of an answer
+MOST_STALL_S = 5.0  # of /health; a hundred times as long as on the idle server, where that is more
+PROBE_EVERY_S = 0.05
 MOST_BYTES_A_REQUEST = 200  # of growth after the warm-up
 CONTEXT = 256
 SHOWN_FAULTS = 10
-FLAGS = ("--max-model-len", str(CONTEXT), "--kv-cache-memory-bytes", str(8 << 20), "--max-num-seqs", "32")
-QUIET = {"disable_uvicorn_access_log": True}
+STORED = 4 * CLIENTS  # soon full, so that memory is flat from then on
+THINKS = '{"reasoning_effort": "low"}'  # unless a request says something else
+FLAGS = (
+    *("--max-model-len", str(CONTEXT), "--kv-cache-memory-bytes", str(8 << 20), "--max-num-seqs", "32"),
+    *("--default-chat-template-kwargs", THINKS, "--max-stored-responses", str(STORED)),
+)
+QUIET = {
+    "disable_uvicorn_access_log": True,
+    "default_chat_template_kwargs": THINKS,
+    "max_stored_responses": STORED,
+}
+KEPT_ID = re.compile(rb"resp_[0-9a-f]{32}")
 
 
 class Target(Protocol):
@@ -64,6 +81,8 @@ class Report(msgspec.Struct, kw_only=True):
     statuses: dict[str, int]
     bytes_a_request: dict[str, int]
     resident_mib: dict[str, list[int]]
+    health_idle_s: float  # the longest of some, before the run
+    health_stall_s: float  # the longest of the run
     faults: list[Fault]
 
 
@@ -75,6 +94,7 @@ class Client:
         self.faults: list[Fault] = []
         self._port = port
         self._connection: http.client.HTTPConnection | None = None
+        self._kept: str | None = None  # the newest response
 
     def close(self) -> None:
         if self._connection is not None:
@@ -83,6 +103,8 @@ class Client:
 
     def fire(self, one: Shot) -> tuple[int, bytes] | None:
         """Status and body of the answer, None if this hung up before it had all. Faults are kept, not raised."""
+        if self._kept is not None:
+            one = of_kept(one, self._kept)
         try:
             status, body, kind = self._answered(one)
         except TimeoutError:
@@ -100,6 +122,8 @@ class Client:
         self.statuses[str(status)] += 1
         if wrong := problem(one, status, body, kind):
             self.faults.append(Fault(one.number, wrong))
+        if one.path == RESPONSES and (found := KEPT_ID.search(body)):
+            self._kept = found[0].decode()
         return status, body
 
     def _answered(self, one: Shot) -> tuple[int, bytes, str]:
@@ -141,12 +165,10 @@ class _HungUp(Exception):
 
 def problem(one: Shot, status: int, body: bytes, kind: str) -> str | None:
     """What is wrong with an answer, if anything."""
-    if status == 503 and b"queue" in body:
+    if status == 503 and b"try again later" in body:
         return None
     if status >= 500:
         return f"{status}: {body[:300]!r}"
-    if one.method not in HTTP_METHODS and body == b"Invalid HTTP request received.":
-        return None  # uvicorn's word on what is no HTTP: no request has come to an API yet
     if status >= 400 and one.method != "HEAD":
         return _shape_problem(one, status, body)
     if kind.startswith("text/event-stream") and (wrong := _stream_problem(body)):
@@ -155,6 +177,8 @@ def problem(one: Shot, status: int, body: bytes, kind: str) -> str | None:
 
 
 def _shape_problem(one: Shot, status: int, body: bytes) -> str | None:
+    if len(body) > MOST_ERROR_BYTES:
+        return f"{status} in {len(body)} bytes: {body[:300]!r}"
     try:
         error = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
@@ -174,6 +198,37 @@ def _stream_problem(body: bytes) -> str | None:
     return None
 
 
+class Probe(threading.Thread):
+    """Asks /health again and again, and keeps how long the longest answer took."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(daemon=True)
+        self.idle_s = max(self._took(target) for _ in range(20))
+        self.stall_s = 0.0
+        self._target = target
+        self._ended = threading.Event()
+
+    @staticmethod
+    def _took(target: Target) -> float:
+        start = time.monotonic()
+        target.get("/health")
+        return time.monotonic() - start
+
+    def run(self) -> None:
+        while not self._ended.wait(PROBE_EVERY_S):
+            try:
+                self.stall_s = max(self.stall_s, self._took(self._target))
+            except OSError:
+                return  # the server is gone, which others see
+
+    def faults(self) -> list[Fault]:
+        """Ends it."""
+        self._ended.set()
+        self.join()
+        limit_s = max(MOST_STALL_S, 100 * self.idle_s)
+        return [Fault(None, f"/health took {self.stall_s:.1f} s")] if self.stall_s > limit_s else []
+
+
 def run(
     target: Target, *, port: int, engine: str, requests: int, seed: int, rounds: int = ROUNDS, told: bool
 ) -> Report:
@@ -182,6 +237,8 @@ def run(
     pids = {"server": target.pid, "engine": target.engine_pid}
     resident: dict[str, list[int]] = {name: [] for name in pids}
     faults: list[Fault] = []
+    probe = Probe(target)
+    probe.start()
     start = time.monotonic()
     with ThreadPoolExecutor(CLIENTS) as threads:
         for number in range(rounds):
@@ -195,6 +252,7 @@ def run(
                 _tell(bounds[1], requests, time.monotonic() - start, clients)
             if faults:
                 break
+    faults += probe.faults()
     for client in clients:
         client.close()
         faults += client.faults
@@ -211,6 +269,8 @@ def run(
         statuses=dict(sorted(sum((client.statuses for client in clients), Counter()).items())),
         bytes_a_request=growth,
         resident_mib={name: [value >> 20 for value in values] for name, values in resident.items()},
+        health_idle_s=round(probe.idle_s, 3),
+        health_stall_s=round(probe.stall_s, 3),
         faults=faults,
     )
 

@@ -1,4 +1,4 @@
-"""Requests that a server must survive: valid bodies of every endpoint, and what chance makes of them.
+"""Requests that a server must survive: what chance makes of valid ones.
 
 ``shot(seed, number)`` is the same for ever, so that any request of a run can be looked at and sent again alone. Knows no sockets.
 """
@@ -10,98 +10,8 @@ from typing import Any
 
 import msgspec
 
-HI = [{"role": "user", "content": "hi"}]
-WEATHER = {
-    "name": "weather",
-    "description": "tells the weather",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-}
-TOOL = {"type": "function", "function": WEATHER}
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
-CALLED = [
-    *HI,
-    {
-        "role": "assistant",
-        "content": None,
-        "reasoning": "hm",
-        "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
-        ],
-    },
-    {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
-]
-USED = [
-    {"role": "user", "content": [{"type": "text", "text": "hi"}]},
-    {
-        "role": "assistant",
-        "content": [{"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}],
-    },
-    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "sunny"}]},
-]
-CLAUDE_TOOL = {"name": "weather", "description": "tells", "input_schema": WEATHER["parameters"]}
-CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
-SHORT = {"max_tokens": 3}
+from tests.server.valid import KEPT, OF_A_RESPONSE, READ, RESPONSES, VALID
 
-VALID: list[tuple[str, dict[str, Any]]] = [
-    (CHAT, {"messages": HI, **SHORT}),
-    (CHAT, {"messages": HI, **SHORT, "stream": True, "stream_options": {"include_usage": True}}),
-    (CHAT, {"messages": CALLED, "tools": [TOOL], "tool_choice": "auto", **SHORT, "stream": True}),
-    (CHAT, {"messages": HI, **SHORT, "logprobs": True, "top_logprobs": 2, "n": 2, "seed": 7, "stop": ["x"]}),
-    (CHAT, {"messages": HI, **SHORT, "reasoning_effort": "high", "chat_template_kwargs": {"thinking": True}}),
-    (CHAT, {"messages": HI, **SHORT, "reasoning_effort": 40, "thinking": {"type": "enabled"}}),
-    (
-        CHAT,
-        {
-            "messages": HI,
-            **SHORT,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
-            "thinking": {"type": "disabled"},
-        },
-    ),
-    (CHAT, {"messages": HI, **SHORT, "structured_outputs": {"regex": "[ab]{1,3}"}, "stream": True}),
-    (CHAT, {"messages": HI, "max_completion_tokens": 2, "prompt_logprobs": 1, "return_token_ids": True}),
-    (TEXT, {"prompt": "one two three", **SHORT}),
-    (TEXT, {"prompt": [5, 6, 7], **SHORT, "echo": True, "logprobs": 2}),
-    (TEXT, {"prompt": ["a", "b c"], **SHORT, "n": 2, "stream": True, "temperature": 0}),
-    (TEXT, {"prompt": [[5, 6], [7]], **SHORT, "logit_bias": {"5": -100}, "bad_words": ["a"], "top_k": 4}),
-    (TEXT, {"prompt": "x", **SHORT, "structured_outputs": {"choice": ["a", "b"]}, "cache_salt": "s"}),
-    (TEXT, {"prompt": "x", **SHORT, "min_tokens": 2, "top_p": 0.5, "min_p": 0.1, "presence_penalty": 1}),
-    ("/tokenize", {"prompt": "hello world", "return_token_strs": True}),
-    ("/tokenize", {"messages": CALLED, "tools": [TOOL]}),
-    ("/detokenize", {"tokens": [1, 2, 3, 400]}),
-    (RESPONSES, {"input": "hi", "max_output_tokens": 3}),
-    (RESPONSES, {"input": HI, "max_output_tokens": 3, "stream": True, "instructions": "be short"}),
-    (
-        RESPONSES,
-        {
-            "input": "hi",
-            "max_output_tokens": 3,
-            "tools": [{"type": "function", **WEATHER}],
-            "reasoning": {"effort": "high"},
-        },
-    ),
-    (MESSAGES, {"model": "stub", "messages": HI, **SHORT}),
-    (MESSAGES, {"model": "stub", "messages": HI, **SHORT, "stream": True, "system": "be short"}),
-    (MESSAGES, {"model": "stub", "messages": USED, **SHORT, "tools": [CLAUDE_TOOL]}),
-    (f"{MESSAGES}/count_tokens", {"model": "stub", "messages": HI}),
-]
-READ = (
-    "/",
-    "/health",
-    "/ping",
-    "/version",
-    "/metrics",
-    "/load",
-    "/v1/models",
-    "/v1/models/stub",
-    "/openapi.json",
-    "/v1/responses/resp_x",
-)
 HTTP_METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE")
 METHODS = (*HTTP_METHODS, "BREW")
 CONTENT_TYPES = (
@@ -135,6 +45,7 @@ TEXTS = (
     "null",
     "json",
 )
+CONTROLS = (*map(chr, range(32)), "\x7f", "\x85", "\u2028", "\r\nX-Evil: 1\r\n\r\n")
 NUMBERS = (
     0,
     -1,
@@ -187,7 +98,7 @@ class Shot(msgspec.Struct, frozen=True, kw_only=True):
 def shot(seed: int, number: int) -> Shot:
     """Request ``number`` of the run with ``seed``."""
     chance = random.Random(f"{seed}:{number}")
-    if chance.random() < 0.04:
+    if chance.random() < 0.06:
         return _stray(chance, number)
     path, body = chance.choice(VALID)
     data = _bytes(chance, body)
@@ -205,12 +116,21 @@ def shot(seed: int, number: int) -> Shot:
 
 
 def _stray(chance: random.Random, number: int) -> Shot:
-    """No request of a body: reading, or a wrong method or path."""
+    """No request of a body: reading, what may be done with a kept response, or a wrong method or path."""
+    if chance.random() < 0.3:
+        method, end = chance.choice(OF_A_RESPONSE)
+        return Shot(number=number, method=method, path=f"{RESPONSES}/{KEPT}{end}", headers={}, body=b"")
     path = chance.choice([*READ, *(path for path, _ in VALID)])
     if chance.random() < 0.2:
         path += chance.choice(("/", "//", "/x", "?a=1&a=2", "?%00", "%2e%2e/", "/%ff"))
     method = chance.choice(METHODS) if chance.random() < 0.4 else "GET"
     return Shot(number=number, method=method, path=path, headers={}, body=b"")
+
+
+def of_kept(one: Shot, id: str) -> Shot:
+    """``one`` with the id of a response that is kept."""
+    path, body = one.path.replace(KEPT, id), one.body.replace(KEPT.encode(), id.encode())
+    return msgspec.structs.replace(one, path=path, body=body)
 
 
 def _bytes(chance: random.Random, valid: dict[str, Any]) -> bytes:
@@ -270,6 +190,15 @@ def _value(chance: random.Random, depth: int = 0) -> Any:
     return json.loads(json.dumps(chance.choice(SCHEMAS)))
 
 
+def _control(chance: random.Random, body: dict[str, Any]) -> None:
+    """A control character within a text, where a line or a header may end of it."""
+    texts = [(place, key) for place, key in _places(body, []) if isinstance(place[key], str)]
+    if texts:
+        place, key = chance.choice(texts)
+        at = chance.randrange(len(place[key]) + 1)
+        place[key] = place[key][:at] + chance.choice(CONTROLS) + place[key][at:]
+
+
 def _borrow(chance: random.Random, body: dict[str, Any]) -> None:
     """A field of another valid body, as it stands there or with any value."""
     other = chance.choice(VALID)[1]
@@ -312,6 +241,7 @@ CHANGES: tuple[Callable[[random.Random, dict[str, Any]], None], ...] = (
     _drop,
     _retype,
     _retype,
+    _control,
     _borrow,
     _invent,
     _repeat,

@@ -32,7 +32,10 @@ STATS_EVERY_S = 0.02
 
 
 class Script(msgspec.Struct, kw_only=True):
-    """``runs``: the tokens of each step. ``finish``: how it ends; also "reject", "die" (exit), "fail" (a message), "hang"."""
+    """``runs``: the tokens of each step. ``finish``: how it ends; also "reject", "die" (exit), "fail" (a message), "hang".
+
+    Before a step of ``holds`` it waits for the file ``<salt>.go<step>``.
+    """
 
     runs: list[list[int]] = []
     finish: str = "stop"
@@ -41,6 +44,7 @@ class Script(msgspec.Struct, kw_only=True):
     replayed: int = 0
     preemptions: int = 0
     step_s: float = 0.0
+    holds: list[int] = []
     dies_of_abort: bool = False
 
 
@@ -57,6 +61,7 @@ class Options(msgspec.Struct, kw_only=True):
     tokens_per_step: int = 1
     drafts: int = 0
     synthetic: bool = False
+    scheduling_policy: str = "priority"
 
 
 class _Counts:
@@ -115,7 +120,7 @@ class _Running:
             finish_reason=script.finish if last else None,
             stop_token=script.stop_token if last else None,
             acceptance=self.counts.acceptance if last else None,
-            preemptions=script.preemptions if last else 0,
+            preemptions=script.preemptions,
             logprobs=self._scores(tokens, self.request.params.logprobs),
             **first,
         )
@@ -155,6 +160,7 @@ class StubEngine:
                 num_blocks=100,
                 block_size=32,
                 hit_policy="exact",
+                scheduling_policy=self._options.scheduling_policy,
                 vocab_size=self._options.vocab_size,
                 token_map_fingerprint=self._options.fingerprint,
             )
@@ -187,7 +193,7 @@ class StubEngine:
                     )
                     self._end.send(Outputs(outputs=(output,)))
             return
-        for request in message.requests:
+        for request in message.whole():
             script = self._script(request)
             if script.finish == "die":
                 os._exit(3)
@@ -217,7 +223,7 @@ class StubEngine:
         now = time.monotonic()
         outputs = []
         for running in list(self._running.values()):
-            if running.next_at > now or running.script.finish == "hang":
+            if running.next_at > now or running.script.finish == "hang" or self._holds(running):
                 continue
             running.next_at = max(
                 running.next_at + running.script.step_s, now - 0.1
@@ -234,6 +240,11 @@ class StubEngine:
             self._end.send(Outputs(outputs=tuple(outputs)))
         elif self._running:
             time.sleep(0.0002)
+
+    def _holds(self, running: _Running) -> bool:
+        if running.step not in running.script.holds:
+            return False
+        return not (Path(self._options.scripts) / f"{running.request.cache_salt}.go{running.step}").exists()
 
     def _send_stats(self) -> None:
         self._end.send(

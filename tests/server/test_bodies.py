@@ -115,6 +115,7 @@ def test_what_asks_for_nothing_is_taken(server: Server, path: str) -> None:
         status, answer = server.post(path, body_of(path, max_tokens=1, **{name: value}))
         assert status == 200, answer
     assert refused(server, path, use_beam_search=True)["param"] == "use_beam_search"
+    assert "/v1/responses keeps" in refused(server, path, store=True)["message"]
     assert refused(server, path, length_penalty=True)["param"] == "length_penalty"
     status, _ = server.post(
         path, body_of(path, max_tokens=1, n=2, best_of=2, length_penalty=1, session_id="s")

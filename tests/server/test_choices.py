@@ -10,7 +10,7 @@ from flashstep.chat.tokenizer import TextTokenizer
 from flashstep.ipc.client import OutputStream
 from flashstep.ipc.messages import Ready, RequestOutput
 from flashstep.request import SamplingParams
-from flashstep.server.choices import Choice, Failed, Piece, usage
+from flashstep.server.choices import Choice, Failed, Piece, UsageSum, usage
 from flashstep.server.metrics.registry import Metrics
 from tests.server.conftest import TOKENIZER
 
@@ -64,7 +64,6 @@ def choice(tokenizer: TextTokenizer, metrics: Metrics, stream: ScriptedStream, *
         parser,
         index=0,
         prompt_tokens=4,
-        stop_token_ids=(),
         keep_stop=False,
         metrics=metrics,
     )
@@ -124,9 +123,28 @@ async def test_usage_counts_a_prompt_once(tokenizer: TextTokenizer, metrics: Met
             ScriptedStream([output(5, 6, finish_reason="length", cached_tokens=cached, replayed_tokens=1)]),
         )
         await pieces(one)
+        one.index = len(made)
         made.append(one)
     total = usage(made, n=2, reasoning=False)
     assert (total.prompt_tokens, total.completion_tokens, total.total_tokens) == (4, 4, 8)
     assert (total.prompt_cache_hit_tokens, total.prompt_cache_miss_tokens) == (2, 2)
     assert total.prompt_tokens_details.replayed_tokens == 1
     assert usage(made, n=1, reasoning=False).prompt_tokens == 8
+
+
+def test_usage_is_kept_up_choice_by_choice(tokenizer: TextTokenizer, metrics: Metrics) -> None:
+    """Only the choice that has come on is looked at."""
+    choices = [choice(tokenizer, metrics, ScriptedStream([])) for _ in range(4)]
+    for index, one in enumerate(choices):
+        one.index = index
+        one.completion_tokens, one.cached_tokens = 10 + index, 2
+    told = UsageSum(choices, n=2, reasoning=False)
+    told.take(choices[3])
+    assert told.usage().completion_tokens == 13, "nobody has looked at the others"
+    for one in (*choices, choices[0]):
+        told.take(one)
+    assert told.usage() == usage(choices, n=2, reasoning=False)
+    choices[1].completion_tokens += 5
+    told.take(choices[1])
+    assert told.usage().completion_tokens == 10 + 11 + 12 + 13 + 5
+    assert told.usage().prompt_tokens_details.cached_tokens == 4, "of the first of each prompt"

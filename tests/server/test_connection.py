@@ -56,7 +56,20 @@ def sent(server: Server, data: bytes) -> bytes:
 
 
 def status(reply: bytes) -> int:
-    return int(reply.split(b" ", 2)[1])
+    """0 where there is no reply."""
+    return int(reply.split(b" ", 2)[1]) if reply else 0
+
+
+def after_an_answer(server: Server, data: bytes) -> bytes:
+    """What comes after the first answer to a client that then sends ``data``; nothing if its connection was no longer kept."""
+    with connect(server) as connection:
+        connection.sendall(WHOLE)
+        assert answered(connection) == 200
+        try:
+            connection.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            return b""
+        return answer(connection)
 
 
 def answered(connection: socket.socket) -> int:
@@ -136,32 +149,23 @@ def test_half_requests_time_out(impatient: Server) -> None:
     for half in halves:
         assert status(sent(impatient, half)) == 408
     assert sent(impatient, b"") == b""
-    with connect(impatient) as connection:
-        connection.sendall(WHOLE)
-        assert answered(connection) == 200
-        connection.sendall(b"\r\n")  # of no request yet
-        assert status(answer(connection)) == 408
+    assert comes_true(lambda: status(after_an_answer(impatient, b"\r\n")) == 408)  # of no request yet
 
 
 def test_a_dripping_client_is_not_waited_for(impatient: Server) -> None:
-    start = time.monotonic()
-    with connect(impatient) as connection:
-        try:
-            for byte in GET + b"X: " + b"y" * 1000:
-                connection.sendall(bytes([byte]))
-                time.sleep(0.02)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        assert time.monotonic() - start < 15
+    with connect(impatient) as connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
+        for byte in GET + b"X: " + b"y" * 1000:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.02)
 
 
 def test_a_slow_but_steady_body_is_taken(impatient: Server) -> None:
     """It takes twice the timeout, at more than the least rate."""
     body = json.dumps({"prompt": "hi", "max_tokens": 1, "user": "x" * 20_000}).encode()
     with connect(impatient) as connection:
-        connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body))
-        for at in range(0, len(body), 1500):
-            connection.sendall(body[at : at + 1500])
+        whole = POST + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        for at in range(0, len(whole), 1500):
+            connection.sendall(whole[at : at + 1500])
             time.sleep(0.06)
         assert answered(connection) == 200
 
@@ -175,35 +179,33 @@ def test_what_is_sent_behind_a_request_is_not_answered(impatient: Server) -> Non
     body = json.dumps({"prompt": "hi", "cache_salt": "slow"}).encode()
     with connect(impatient) as connection:
         connection.sendall(POST + b"Content-Length: %d\r\n\r\n%b" % (len(body), body) + WHOLE * 5)
-        assert comes_true(lambda: impatient.metric("num_requests_running") == 1, within_s=2)
-    assert comes_true(lambda: impatient.metric("num_requests_running") == 0, within_s=2)
+        assert comes_true(lambda: impatient.metric("num_requests_running") == 1)
+    assert comes_true(lambda: impatient.metric("num_requests_running") == 0)
 
 
-def test_upgrades_are_declined_and_the_request_is_answered(impatient: Server) -> None:
+def test_upgrades_are_declined_and_the_request_is_answered(server: Server) -> None:
     """As Java's client sends it, whose requests other servers lose the body of."""
     wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
-    with connect(impatient) as connection:
+    with connect(server) as connection:
         for _ in range(2):
             connection.sendall(POST + wish + b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY))
             assert answered(connection) == 200
     closing = wish.replace(b"Upgrade,", b"close, upgrade,")
-    assert (
-        status(sent(impatient, POST + closing + b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY))) == 200
-    )
-    with connect(impatient) as connection:  # the body comes later
+    assert status(sent(server, POST + closing + b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY))) == 200
+    with connect(server) as connection:  # the body comes later
         connection.sendall(POST + wish + b"Content-Length: %d\r\n\r\n" % len(BODY))
         time.sleep(0.05)
         connection.sendall(BODY)
         assert answered(connection) == 200
 
 
-def test_expect_continue(impatient: Server) -> None:
-    with connect(impatient) as connection:
+def test_expect_continue(server: Server) -> None:
+    with connect(server) as connection:
         connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(BODY))
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
         connection.sendall(BODY)
         assert answered(connection) == 200
-    with connect(impatient) as connection:
+    with connect(server) as connection:
         connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 10000000\r\n\r\n")
         assert answered(connection) == 413
 
@@ -252,10 +254,9 @@ def test_a_client_that_does_not_read_is_dropped(impatient: Server) -> None:
         head = POST.replace(b"/completions", b"/chat/completions")
         connection.sendall(head + b"Content-Length: %d\r\n\r\n%b" % (len(data), data))
         assert comes_true(
-            lambda: impatient.metric("request_success_total", finished_reason="abort") == before + 1,
-            within_s=30,
+            lambda: impatient.metric("request_success_total", finished_reason="abort") == before + 1
         )
-    assert comes_true(lambda: impatient.metric("num_requests_running") == 0, within_s=2)
+    assert comes_true(lambda: impatient.metric("num_requests_running") == 0)
     assert "the client does not read" in (impatient.scripts / "log").read_text()
 
 
@@ -293,4 +294,4 @@ def test_nothing_is_stuck(impatient: Server) -> None:
         return sum(1 for fd in Path(f"/proc/{impatient.pid}/fd").iterdir() if fd.is_symlink())
 
     assert impatient.post(TEXT, {"prompt": "hi", "max_tokens": 2})[0] == 200
-    assert comes_true(lambda: sockets() < 40, within_s=4), sockets()
+    assert comes_true(lambda: sockets() < 40), sockets()

@@ -1,6 +1,11 @@
 """``response_format`` and ``structured_outputs``: the right constraint reaches the engine, and the prompt says what it should."""
 
+import http.client
 import json
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +16,8 @@ from flashstep.chat.conversation import Conversation
 from flashstep.request import Constraint, SamplingParams
 from tests.server.conftest import MODEL, Server
 from tests.server.test_errors import CHAT, TEXT, refused
+from tests.server.test_gate import ask
+from tests.server.test_sse import comes_true
 
 THINK_END, DSML = 2035, 2036
 ASK = [{"role": "user", "content": "Answer in JSON."}]
@@ -162,3 +169,82 @@ def test_each_kind_of_form_goes_with_tools(server: Server, form: dict[str, Any])
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "max_tokens": 2}
     status, answer = server.post("/v1/chat/completions", body | {"structured_outputs": form})
     assert status == 200, answer
+
+
+# ---- grammars that take long ---------------------------------------------------------------------------------------------------
+
+
+def endless(number: int) -> dict[str, Any]:
+    """llguidance alone compiles it for minutes, if it ends in 9; each number is another grammar."""
+    return {"prompt": "x", "structured_outputs": {"json": {"type": "integer", "multipleOf": number}}}
+
+
+def test_nobody_waits_for_grammars_without_end(server: Server) -> None:
+    """Neither who asks for what is known nor who asks for something new; what is too long is refused or told to come again."""
+
+    def asked(pattern: str) -> int:
+        body = {"prompt": "x", "max_tokens": 1, "structured_outputs": {"regex": pattern}}
+        return server.post(TEXT, body)[0]
+
+    assert asked("known") == 200
+    ended: list[tuple[int, Any, bytes]] = []
+    hostile = [
+        threading.Thread(
+            target=lambda n=n: ended.append(ask(server, "POST", TEXT, endless(99_999_989 + 10 * n)))
+        )
+        for n in range(12)
+    ]
+    for thread in hostile:
+        thread.start()
+    for n in range(8):
+        assert asked("known" if n % 2 else f"new {n}") == 200
+    refusals = [status for status, *_ in ended].count(400)
+    assert refusals <= len(hostile) / 2, "all of ours came before most of theirs"
+    for thread in hostile:
+        thread.join()
+    assert {status for status, *_ in ended} <= {400, 503}
+    for status, headers, body in ended:
+        sentence = "takes more than 1 second" if status == 400 else "try again later"
+        assert sentence in json.loads(body)["error"]["message"]
+        assert (headers["retry-after"] == "1") == (status == 503)
+
+
+def test_who_hangs_up_leaves_the_line(own_server: Callable[..., Server], tmp_path: Path) -> None:
+    """At once, and behind many who have gone a long one has its turn."""
+    server, gone = own_server(log=tmp_path / "log"), []
+    for n in range(12):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port)
+        connection.request("POST", TEXT, json.dumps(endless(99_998_789 + 10 * n)))
+        gone.append(connection)
+    assert comes_true(lambda: server.get("/load")[1]["server_load"] >= len(gone) - 3)
+    for connection in gone:
+        connection.close()
+    assert comes_true(lambda: server.get("/load")[1]["server_load"] == 0)
+    statuses = re.findall(" path=/v1/completions status=([0-9]+) ", (tmp_path / "log").read_text())
+    assert statuses.count("499") >= len(gone) - 3, "3 find no room in the line for long ones"
+    assert server.post(TEXT, endless(99_997_689))[0] == 400
+
+
+@pytest.mark.parametrize("grace_s", [0, 1])
+def test_who_waits_in_line_is_told_that_the_server_stops(
+    own_server: Callable[..., Server], tmp_path: Path, grace_s: int
+) -> None:
+    """In the API's words, and those who wait keep nothing from ending."""
+    server = own_server(log=tmp_path / "log", serving={"shutdown_timeout": grace_s})
+    ended: list[tuple[int, Any, bytes]] = []
+    waiting = [
+        threading.Thread(
+            target=lambda n=n: ended.append(ask(server, "POST", TEXT, endless(99_996_689 + 10 * n)))
+        )
+        for n in range(6)
+    ]
+    for thread in waiting:
+        thread.start()
+    assert comes_true(lambda: server.get("/load")[1]["server_load"] == len(waiting))
+    assert server.stop() == 0
+    for thread in waiting:
+        thread.join()
+    assert [status for status, *_ in ended].count(503) >= len(waiting) - 2
+    messages = [json.loads(body)["error"]["message"] for status, _, body in ended if status == 503]
+    assert all("shut down" in message for message in messages)
+    assert "Traceback" not in (tmp_path / "log").read_text()

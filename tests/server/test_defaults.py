@@ -1,6 +1,6 @@
 """Server-wide defaults: they fill what a request leaves out, under whichever name it could have said it, in every API."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +8,7 @@ import pytest
 from flashstep.server.defaults import Defaults
 from tests.server.conftest import Server
 
+HI: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 KNOWN = {"temperature", "top_p", "chat_template_kwargs", "thinking", "enable_thinking", "reasoning_effort"}
 DEFAULTS = Defaults(
     sampling={"temperature": 0.5, "min_p": 0.1}, template={"thinking": False, "reasoning_effort": 30}
@@ -72,6 +73,27 @@ def test_chats_do_not_think_unless_they_say_so(quiet: Server, server: Server) ->
     assert (
         quiet.client.chat.completions.create(model="stub", max_tokens=2, **talk).usage.completion_tokens == 2
     )
+
+
+def test_a_text_has_no_switches(quiet: Server) -> None:
+    status, answer = quiet.post("/tokenize", {"prompt": "hi"})
+    assert (status, answer.get("count")) == (200, len(quiet.tokenizer.encode("hi"))), answer
+    said = {"prompt": "hi", "chat_template_kwargs": {"thinking": False}}
+    assert quiet.post("/tokenize", said)[1]["error"]["param"] == "chat_template_kwargs"
+
+
+def test_a_default_effort_asks_for_no_thinking(own_server: Callable[..., Server]) -> None:
+    """The last turn is the assistant's, which needs thinking to be off: an effort of the server's does not switch it on."""
+    eager = own_server(serving={"default_chat_template_kwargs": '{"reasoning_effort": "high"}'})
+    body = {"messages": [*HI, {"role": "assistant", "content": "So"}], "max_tokens": 2}
+    for said, status in (
+        ({}, 200),
+        ({"thinking": {"type": "disabled"}}, 200),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, 200),
+        ({"output_config": {"effort": "high"}}, 400),
+        ({"thinking": {"type": "adaptive"}}, 400),
+    ):
+        assert eager.post("/v1/messages", body | said)[0] == status, said
 
 
 def test_sampling_is_told_by_responses(quiet: Server) -> None:

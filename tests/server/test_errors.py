@@ -391,3 +391,16 @@ def test_a34_another_tokenizer_is_refused(
     with pytest.raises(RuntimeError):
         own_server(fingerprint="other")
     assert "token map is not the one the engine was built with" in capfd.readouterr().err
+
+
+def test_a_priority_that_nobody_looks_at_is_refused(own_server):
+    server = own_server(scheduling_policy="fcfs")
+    for path, body in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}),
+    ):
+        status, answer = server.post(path, body | {"priority": 5})
+        assert status == 400 and "priority is 5" in str(answer), path
+        assert server.post(path, body | {"priority": 0})[0] == 200, path

@@ -3,7 +3,6 @@
 import http.client
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def ask(
     server: Server, method: str, path: str, body: Any = None, **headers: str
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
     """``headers`` with underscores for dashes."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, None if body is None else json.dumps(body), named)
     response = connection.getresponse()
@@ -152,7 +151,7 @@ def test_cors(locked: Server) -> None:
 
 
 def test_cors_is_off_unless_asked_for(server: Server) -> None:
-    status, headers, _ = ask(server, "POST", CHAT, HI, Origin=PAGE)
+    status, headers, _ = ask(server, "GET", "/v1/models", Origin=PAGE)
     assert status == 200 and not any(name.startswith("access-control") for name in headers)
     assert ask(server, "OPTIONS", CHAT, Origin=PAGE, Access_Control_Request_Method="POST")[0] == 405
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
@@ -160,6 +159,65 @@ def test_cors_is_off_unless_asked_for(server: Server) -> None:
         assert status == 415 and kind in json.loads(body)["error"]["message"]
     assert ask(server, "POST", CHAT, HI, Content_Type="Application/JSON; charset=utf-8")[0] == 200
     assert ask(server, "POST", CHAT, HI, Content_Encoding="gzip")[0] == 415
+
+
+CROSS = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        CROSS,
+        CROSS | {"Origin": PAGE},
+        {"Origin": PAGE},  # a browser that tells no more, or a server that is not on https
+        {"Origin": "null"},
+        {"Sec_Fetch_Site": "same-site", "Origin": "http://localhost:3000"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "http://evil.example", "Host": "evil.example"},  # a name that leads here
+        {"Sec_Fetch_Site": "same-origin", "Host": "evil.example:8000"},
+    ],
+)
+def test_pages_of_other_sites_have_nothing_made(server: Server, headers: dict[str, str]) -> None:
+    """Without a Content-Type no browser asks first, and none lets a page leave these headers out."""
+    for method, path in (("POST", CHAT), ("POST", "/v1/messages"), ("DELETE", "/v1/responses/resp_1")):
+        status, _, body = ask(server, method, path, HI, **headers)
+        error = json.loads(body)["error"]
+        assert status == 403 and "may not call this server" in error["message"]
+        assert "--allowed-origins" in error["message"]
+        assert error["type"] == ("permission_error" if path == "/v1/messages" else "PermissionDeniedError")
+    assert ask(server, "GET", "/health", **headers)[0] == 200
+
+
+def test_own_pages_and_programs_have(server: Server) -> None:
+    own = f"127.0.0.1:{server.port}"
+    for headers in (
+        {},
+        {"Origin": f"http://{own}"},
+        {"Origin": f"http://{own}", "Sec_Fetch_Site": "same-origin"},
+        {"Sec_Fetch_Site": "none"},
+        {"Host": "localhost:8000", "Origin": "http://localhost:8000"},
+        {"Host": "[::1]:8000", "Origin": "http://[::1]:8000"},
+        {"Host": "192.168.0.7", "Origin": "https://192.168.0.7", "Sec_Fetch_Site": "same-origin"},
+        {"Host": "any.example"},  # no browser
+    ):
+        assert ask(server, "POST", CHAT, HI, **headers)[0] == 200, headers
+
+
+def test_where_there_are_keys_any_name_is_ours(locked: Server) -> None:
+    """And an allowed site may call from anywhere, and no other."""
+    named = {"Host": "gpu.example", "Origin": "https://gpu.example", "x_api_key": KEYS[0]}
+    assert ask(locked, "POST", CHAT, HI, **named)[0] == 200
+    assert ask(locked, "POST", CHAT, HI, Origin=PAGE, x_api_key=KEYS[0], **CROSS)[0] == 200
+    assert ask(locked, "POST", CHAT, HI, x_api_key=KEYS[0], **CROSS | {"Origin": PAGE + ".evil"})[0] == 403
+
+
+@pytest.mark.parametrize("path", [CHAT + "/", "/v1/models/", "/health/", "/v1/messages/"])
+def test_a_slash_too_many_is_no_path(server: Server, path: str) -> None:
+    """No redirect, whose address would be made of what the client calls the host."""
+    for method in ("GET", "POST"):
+        status, headers, body = ask(server, method, path, Host="evil.example")
+        assert status in (404, 405) and "location" not in headers
+        assert b"evil" not in body and json.loads(body)["error"]
 
 
 # ---- ids and the log -----------------------------------------------------------------------------------------------
@@ -178,11 +236,15 @@ def test_request_ids(server: Server) -> None:
         status, headers, body = ask(server, "POST", CHAT, HI, X_Request_Id=bad)
         assert status == 400 and headers["x-request-id"] != bad
         assert "x-request-id" in json.loads(body)["error"]["message"]
+    assert server.post(CHAT, HI | {"request_id": "trace-43"})[1]["id"] == "chatcmpl-trace-43"
+    for bad in ("a b", "x" * 129, "", "\xe9", "a\nb", "\0", "\x7f"):
+        status, answer = server.post(CHAT, HI | {"request_id": bad})
+        assert (status, answer["error"]["param"]) == (400, "request_id"), bad
 
 
 def test_one_line_a_request(locked: Server) -> None:
     def line(name: str) -> str:
-        assert comes_true(lambda: f" id={name} " in log_of(locked), within_s=2)
+        assert comes_true(lambda: f" id={name} " in log_of(locked))
         found = [line for line in log_of(locked).splitlines() if f" id={name} " in line]
         assert len(found) == 1
         return found[0]
@@ -205,20 +267,38 @@ def test_one_line_a_request(locked: Server) -> None:
     assert line("refused").split(" status=")[1].startswith("401 ")
     ask(locked, "GET", "/health", X_Request_Id="probe")
     assert ask(locked, "POST", "/tokenize", {"prompt": 5}, X_Request_Id="bad", **key)[0] == 400
-    assert " status=400 " in line("bad")
+    assert " status=400 " in line("bad") and line("bad").endswith(" param=prompt")
+    body = {"messages": "x", "geheim": 1}
+    assert ask(locked, "POST", CHAT, body, X_Request_Id="theirs", **key)[0] == 400
+    assert line("theirs").endswith(" param=(unknown)")  # a name that the client made up is no text for a log
     text = log_of(locked)
     assert "probe" not in text and "secret" not in text
 
 
+def test_the_client_is_who_connected(own_server: Callable[..., Server], tmp_path: Path) -> None:
+    """Not who it says it speaks for; and what the environment says is not asked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORWARDED_ALLOW_IPS", "*")
+        patch.setenv("WEB_CONCURRENCY", "many")
+        server = own_server(log=tmp_path / "log")
+    forwarded = {"X_Forwarded_For": "6.6.6.6", "Forwarded": "for=6.6.6.6"}
+    assert ask(server, "GET", "/v1/models", X_Request_Id="forwarded", **forwarded)[0] == 200
+    assert comes_true(lambda: " id=forwarded client=127.0.0.1 " in (tmp_path / "log").read_text())
+
+
 def test_who_hangs_up_is_logged_so(locked: Server) -> None:
-    locked.script("slow", [[5]] * 1000, finish="length", step_s=0.005)
     for name, stream, status in (("gone", False, 499), ("cut", True, 200)):
         connection = http.client.HTTPConnection("127.0.0.1", locked.port, timeout=10)
         headers = {"X-Request-Id": name, "x-api-key": KEYS[0]}
-        connection.request("POST", CHAT, json.dumps(HI | {"stream": stream, "cache_salt": "slow"}), headers)
-        time.sleep(0.1)
+        slow = locked.script("slow", [[5]] * 100_000, finish="length", step_s=0.005)
+        connection.request(
+            "POST", CHAT, json.dumps(HI | {"stream": stream, "max_tokens": 400} | slow), headers
+        )
+        if stream:
+            assert connection.getresponse().status == 200
+        assert comes_true(lambda: locked.was_asked("slow"))
         connection.close()
-        assert comes_true(lambda name=name: f" id={name} " in log_of(locked), within_s=2)
+        assert comes_true(lambda name=name: f" id={name} " in log_of(locked))
         told = next(line for line in log_of(locked).splitlines() if f" id={name} " in line)
         assert f" status={status} " in told and told.endswith("finish=abort")
 
@@ -226,14 +306,14 @@ def test_who_hangs_up_is_logged_so(locked: Server) -> None:
 def test_no_log_and_load(own_server: Callable[..., Server], tmp_path: Path) -> None:
     server = own_server(serving={"disable_uvicorn_access_log": True}, log=tmp_path / "log")
     assert server.get("/load") == (200, {"server_load": 0})
-    server.script("slow", [[5]] * 1000, finish="length", step_s=0.005)
+    server.script("slow", [[5]] * 100_000, finish="length", step_s=0.005)
     connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=10) for _ in range(3)]
     for connection in connections:
         connection.request("POST", CHAT, json.dumps(HI | {"cache_salt": "slow"}))
-    assert comes_true(lambda: server.get("/load") == (200, {"server_load": 3}), within_s=2)
+    assert comes_true(lambda: server.get("/load") == (200, {"server_load": 3}))
     for connection in connections:
         connection.close()
-    assert comes_true(lambda: server.get("/load") == (200, {"server_load": 0}), within_s=2)
+    assert comes_true(lambda: server.get("/load") == (200, {"server_load": 0}))
     assert "answered" not in (tmp_path / "log").read_text()
 
 
@@ -267,5 +347,6 @@ def test_comments_keep_a_silent_stream(locked: Server) -> None:
     frames = streamed(late)
     assert frames.count(": keep-alive") >= 3 and frames[-2] == "data: [DONE]"
     assert all(frame.startswith("data: ") for frame in frames if frame and frame != ": keep-alive")
-    frames = streamed(locked.script("quick", [[5]] * 100, finish="length", step_s=0.02))
-    assert frames.count(": keep-alive") < 10, "20 are what a clock would send"
+    quick = locked.script("quick", [[5]] * 100, finish="length", step_s=0.02)
+    # 20 are what a clock would send; a busy machine makes silences of its own
+    assert comes_true(lambda: streamed(quick).count(": keep-alive") < 10)

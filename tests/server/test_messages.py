@@ -222,6 +222,37 @@ def test_tools_round_trip(client: anthropic.Anthropic, server: Server) -> None:
     assert len(counts) == 1
 
 
+def test_tool_runner(client: anthropic.Anthropic, server: Server) -> None:
+    """The SDK's loop with its defaults: it asks for a thread, is told in ``details`` that there are none, and goes on."""
+    asked = []
+
+    @anthropic.beta_tool
+    def calc(a: str) -> str:
+        """Calculate.
+
+        Args:
+            a: what to calculate
+        """
+        asked.append(a)
+        server.script("runner", "hm</think>All done.")
+        return "4"
+
+    extra = server.script("runner", f"hm</think>{CALL}")
+    runner = client.beta.messages.tool_runner(
+        model=MODEL, max_tokens=70, messages=HI, tools=[calc], extra_body=extra
+    )
+    assert runner.until_done().content[-1].text == "All done."
+    assert asked
+    status, answer = server.post(
+        "/v1/messages", {"messages": HI, "max_tokens": 9, "n": 2, "thread": {"type": "create"}}
+    )
+    assert status == 400
+    assert answer["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "calc"}])
 def test_required_call(client: anthropic.Anthropic, server: Server, choice: Any) -> None:
     """A grammar reaches the engine, thinking or not; where nothing is thought the prompt begins the call."""
@@ -311,7 +342,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'bash_20250124'"),
     ({"tools": [{"name": "f"}]}, "input_schema"),
     ({"tools": [{**TOOLS[0], "defer_loading": True}]}, "defer_loading"),
-    ({"tools": []}, "empty"),
+    ({"tools": [], "tool_choice": {"type": "any"}}, "no tools are offered"),
     ({"tool_choice": {"type": "any"}}, "tool"),
     ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "needs a name"),
     ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, "other"),

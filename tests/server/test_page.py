@@ -73,9 +73,9 @@ def test_figures_move(server: Server, open_page: Callable[..., Page]) -> None:
     page.reload()
     expect(page.locator("#model")).to_have_text(MODEL)
     expect(page.locator("#context")).to_have_text("512 tokens")
-    before = int(page.locator("#finished").inner_text())
+    before = int(page.locator("#finished").inner_text().replace(",", ""))
     server.client.completions.create(model=MODEL, prompt="hi", max_tokens=8)
-    expect(page.locator("#finished")).to_have_text(str(before + 1))
+    expect(page.locator("#finished")).to_have_text(f"{before + 1:,}")
     expect(page.locator("#first")).not_to_have_text("–")
     assert "L" in page.locator('[data-graph="generated"] .line').get_attribute("d")
     paths = {url.removeprefix(server.base) for url in asked}

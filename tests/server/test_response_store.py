@@ -12,10 +12,10 @@ def ended(size: int = 10, *, background: bool = False) -> Ended:
     return Ended(response=b"r" * (size - 1), items=b"i", background=background)
 
 
-def running(cancelled: list[bool] | None = None) -> Running:
+def running(cancelled: list[bool] | None = None, *, size: int = 0) -> Running:
     log = [] if cancelled is None else cancelled
     task: asyncio.Task[None] = asyncio.create_task(asyncio.sleep(0))
-    return Running(task=task, cancel=lambda: log.append(True), snapshot=lambda: b"{}")
+    return Running(task=task, cancel=lambda: log.append(True), snapshot=lambda: b"{}", num_bytes=size)
 
 
 def holds(store: ResponseStore, id: str) -> bool:
@@ -53,15 +53,37 @@ async def test_running_stay() -> None:
     store = ResponseStore(max_responses=2, max_bytes=100)
     store.end("old", ended())
     store.run("a", running())
-    store.check_background()
+    store.check_background(0)
     store.run("b", running())
     assert [holds(store, id) for id in ("old", "a", "b")] == [False, True, True]
     with pytest.raises(ApiError, match="run already") as caught:
-        store.check_background()
+        store.check_background(0)
     assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "1"})
     store.end("a", ended(background=True))
     assert isinstance(store.find("a"), Ended)
-    store.check_background()
+    store.check_background(0)
+
+
+@pytest.mark.asyncio
+async def test_running_count_bytes() -> None:
+    """What they answer makes room as what has ended does; beyond it no other begins."""
+    store = ResponseStore(max_responses=9, max_bytes=100)
+    store.end("old", ended(50))
+    store.check_background(60)
+    store.run("a", running(size=60))
+    assert (holds(store, "old"), store.num_bytes) == (False, 60)
+    store.check_background(40)
+    with pytest.raises(ApiError, match="run already") as caught:
+        store.check_background(41)
+    assert caught.value.status == 503
+    with pytest.raises(ApiError, match="101 bytes; 100 are kept") as caught:
+        store.check_background(101)
+    assert caught.value.status == 400
+    store.end("a", ended(70, background=True))
+    assert store.num_bytes == 70
+    store.run("b", running(size=10))
+    store.forget("b")
+    assert store.num_bytes == 70
 
 
 @pytest.mark.asyncio
@@ -78,10 +100,10 @@ async def test_forgotten_while_it_ran() -> None:
 def test_keeps_nothing() -> None:
     store = ResponseStore(max_responses=0, max_bytes=100)
     store.end("a", ended())
-    assert not store.keeps
+    assert not store.fits(0)
     assert not holds(store, "a")
     with pytest.raises(ApiError, match="keeps no responses"):
-        store.check_background()
+        store.check_background(0)
 
 
 def test_continuing() -> None:

@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -306,6 +307,10 @@ def test_failures(server: Server) -> None:
     assert events[-1].response.error.code == "server_error"
     assert joined(events) == {at: _text(item) for at, item in enumerate(events[-1].response.output)}
     assert events[-1].response.output[-1].status == "incomplete"
+    kept = server.client.responses.retrieve(events[-1].response.id)
+    assert kept == events[-1].response, "its id was told"
+    with pytest.raises(openai.BadRequestError, match="no answer to continue from"):
+        create(server, previous_response_id=kept.id)
     begun = create(server, background=True, extra_body=extra)
     for _ in until():
         found = server.client.responses.retrieve(begun.id)
@@ -327,6 +332,36 @@ def test_disconnect(server: Server) -> None:
     for _ in until():
         if server.metric("request_success_total", finished_reason="abort") == aborts + 1:
             break
+
+
+def test_no_more_run_at_once_than_are_kept(own_server: Callable[..., Server]) -> None:
+    """Not even of those that come together and wait for something before they begin."""
+    server = own_server(serving={"max_stored_responses": 1})
+    salt = server.script("hang", [[5]], finish="hang")
+    body = {"input": "hi", "background": True, **salt}
+
+    def begin(number: int) -> int:
+        return server.post("/v1/responses", body | {"structured_outputs": {"regex": f"a{number}"}})[0]
+
+    with ThreadPoolExecutor(8) as threads:
+        statuses = list(threads.map(begin, range(8)))
+    assert sorted(statuses) == [200] + [503] * 7
+    for _ in until():
+        if server.metric("num_requests_running") == 1:
+            break
+
+
+def test_what_get_does_not_take(server: Server) -> None:
+    made = create(server, **scripted(server, "off"))
+    for query, why in (
+        ("include=reasoning.encrypted_content", "include when you create it"),
+        ("stream=true", "its stream is not kept"),
+        ("starting_after=3", "its stream is not kept"),
+        ("page=1", "no such option"),
+    ):
+        status, answer = server.get(f"/v1/responses/{made.id}?{query}")
+        assert (status, answer["error"]["param"]) == (400, query.partition("=")[0])
+        assert why in answer["error"]["message"]
 
 
 def test_flags(own_server: Callable[..., Server]) -> None:
@@ -351,3 +386,12 @@ def test_flags(own_server: Callable[..., Server]) -> None:
     assert timed.metrics["choices"][0]["cached_tokens"] == 3
     events = list(create(server, stream=True, **scripted(server, "reasoning")))
     assert events[-1].response.metrics == made.metrics
+
+
+def test_a_response_says_that_it_is_stored_only_if_it_will_be(own_server: Callable[..., Server]) -> None:
+    server = own_server(max_model_len=8192, serving={"max_stored_response_bytes": 2000})
+    assert create(server, input="y" * 3000, max_output_tokens=2).store is False
+    short = create(server, input="y", max_output_tokens=2)
+    assert short.store is True and server.client.responses.retrieve(short.id).id == short.id
+    with pytest.raises(openai.BadRequestError, match="store is true, and the conversation has"):
+        create(server, input="y" * 3000, max_output_tokens=2, store=True)

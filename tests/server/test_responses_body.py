@@ -82,7 +82,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": "hi", "tools": [{"type": "web_search"}]}, "tools", "'web_search'"),
     ({"input": "hi", "tools": [{"type": "mcp", "server_label": "x"}]}, "tools", "'mcp'"),
     ({"input": "hi", "tools": [{"type": "function"}]}, "tools", "name"),
-    ({"input": "hi", "tools": []}, "tools", "empty"),
+    ({"input": "hi", "tools": [], "tool_choice": "required"}, "tool_choice", "no tools are offered"),
     (
         {"input": "hi", "tools": TOOLS, "tool_choice": {"type": "allowed_tools"}},
         "tool_choice",
@@ -110,6 +110,10 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": "hi", "stop": [""]}, "stop", "stop"),
     ({"input": "hi", "temperature": -1}, "temperature", "temperature is -1"),
     ({"input": "hi", "stream_options": {}}, "stream_options", "stream"),
+    *(
+        ({"input": "hi", "stream": True, "stream_options": {name: True}}, "stream_options", name)
+        for name in ("include_usage", "continuous_usage_stats")
+    ),
     ({"input": []}, "input", "empty"),
     ({}, "input", "required"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "'item_reference'"),

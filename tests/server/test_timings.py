@@ -1,11 +1,14 @@
 """``return_metrics``: where the time of every choice went, on request, whole and streamed; nothing of it otherwise."""
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.server.conftest import Server
+from tests.server.test_sse import comes_true
 from tests.server.test_usage import CHAT, TEXT, body_of, events
 
 STEP_S = 0.02
@@ -41,9 +44,11 @@ def check(one: dict[str, Any], *, index: int, tokens: int) -> None:
     ]
     assert (one["index"], one["queue_s"], one["prefill_s"]) == (index, 0.001, 0.002)  # as the stub has it
     assert (one["cached_tokens"], one["replayed_tokens"], one["preemptions"]) == (3, 2, 1)
-    assert 0 < one["time_to_first_token_s"] < one["end_to_end_s"]
+    assert 0 < one["time_to_first_token_s"] <= one["end_to_end_s"]
+    assert one["decode_s"] >= 0, "a machine without time has seen all tokens at once"
     assert one["time_to_first_token_s"] + one["decode_s"] <= one["end_to_end_s"] + 1e-9
-    assert one["decode_s"] > 0 and one["tokens_per_s"] == pytest.approx((tokens - 1) / one["decode_s"])
+    speed = (tokens - 1) / one["decode_s"] if one["decode_s"] else None
+    assert one["tokens_per_s"] == (speed and pytest.approx(speed))
 
 
 @PATHS
@@ -63,10 +68,21 @@ def test_every_choice_has_its_times(server: Server, path: str) -> None:
 
 @PATHS
 def test_the_decode_time_is_the_steps(server: Server, path: str) -> None:
-    """At least as long as the engine took for the tokens behind the first."""
-    whole = server.post(path, body_of(path, **timed(server)))[1]
-    (one,) = whole["metrics"]["choices"]
-    assert one["decode_s"] >= 0.5 * STEP_S * (whole["usage"]["completion_tokens"] - 1)
+    """The engine keeps the tokens behind the first back until that has been counted, and a while longer."""
+
+    def first_tokens() -> float:
+        return server.metric("time_to_first_token_seconds_count")
+
+    before, body = first_tokens(), body_of(path, **timed(server, holds=[1]))
+    with ThreadPoolExecutor(1) as beside:
+        answer = beside.submit(server.post, path, body)
+        assert comes_true(lambda: first_tokens() > before)
+        known = time.monotonic()
+        time.sleep(STEP_S)
+        held_s = time.monotonic() - known
+        server.release("timed", 1)
+        (one,) = answer.result()[1]["metrics"]["choices"]
+    assert held_s <= one["decode_s"] <= one["end_to_end_s"]
 
 
 @PATHS
@@ -82,6 +98,10 @@ def test_what_a_stop_string_ends_knows_its_preemptions(server: Server, path: str
     whole = server.post(path, body_of(path, stop=["c"], **extra))[1]
     assert whole["choices"][0]["finish_reason"] == "stop"
     check(whole["metrics"]["choices"][0], index=0, tokens=whole["usage"]["completion_tokens"])
+    for told in (True, False):
+        before = server.metric("request_num_preemptions_sum")
+        assert server.post(path, body_of(path, stop=["c"], **extra | {"return_metrics": told}))[0] == 200
+        assert server.metric("request_num_preemptions_sum") == before + 1, "asked for or not"
 
 
 @PATHS

@@ -4,59 +4,25 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from random import Random
 
+import msgspec
 import pytest
-import torch
+from llguidance import LLMatcher, LLParserLimits
 
 from flashstep.chat import grammar
-from flashstep.chat.conversation import Conversation
-from flashstep.chat.encode import ChatEncoder, ChatPrompt
+from flashstep.chat.encode import ChatPrompt
 from flashstep.chat.tokenizer import TextTokenizer
-from flashstep.cli.model import tiny_model
-from flashstep.config.engine import EngineConfig
-from flashstep.config.speculative import DraftSampleMethod, RejectionSampleMethod, SpeculativeOptions
+from flashstep.config.speculative import DraftSampleMethod, RejectionSampleMethod
 from flashstep.engine.engine import Engine
-from flashstep.request import Request, SamplingParams
-from flashstep.runner.build import build_runner
+from flashstep.request import Constraint, Request, SamplingParams
+from flashstep.sampling import constraint as matching
 from flashstep.sampling.constraint import Matcher
 from flashstep.speculate.dspark import Anchor
 from flashstep.speculate.scripted import Scripted
+from tests.speculate.conftest import SCHEMA
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9999}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
 FORBIDDEN = "</think>```json\n{"  # what the case's drafter proposes, in one block
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> TextTokenizer:
-    torch.set_num_threads(1)
-    return TextTokenizer.from_file(tiny_model() / "tokenizer.json")
-
-
-@pytest.fixture(scope="module")
-def prompt(tokenizer: TextTokenizer) -> ChatPrompt:
-    content = "Anna has 12 pens and buys 4 boxes with 6 pens each. How many pens does Anna have now?"
-    return ChatEncoder(tokenizer).encode(Conversation(messages=[{"role": "user", "content": content}]))
-
-
-@pytest.fixture(scope="module")
-def make_engine() -> Callable[..., Engine]:
-    def make(**options: object) -> Engine:
-        speculative = SpeculativeOptions(**options) if options else None
-        config = EngineConfig(
-            model=tiny_model(),
-            max_num_seqs=8,
-            max_model_len=512,
-            kv_cache_memory_bytes=1 << 25,
-            speculative=speculative,
-        )
-        return Engine(build_runner(config), seed=0)
-
-    return make
 
 
 def requests(prompt: ChatPrompt) -> list[Request]:
@@ -166,3 +132,37 @@ def test_drawn_and_synthetic_drafts_follow_the_grammar(
             ended += 1
             assert json.loads(tokenizer.decode(tokens, skip_special_tokens=True)).keys() == {"a"}
     assert ended >= 3 or rule is RejectionSampleMethod.SYNTHETIC  # whose text may go on for ever
+
+
+def test_a_limit_ends_a_request_at_the_same_token_whatever_is_drafted_and_whoever_else_runs(
+    make_engine: Callable[..., Engine], prompt: ChatPrompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of the lexer's states: this pattern takes new ones for every text."""
+    limits = LLParserLimits(max_lexer_states=3_000, verbose_errors=False)
+    monkeypatch.setattr(matching, "LIMITS", limits)
+    hungry = Constraint(grammar=LLMatcher.grammar_from_regex("(?s:.)*a(?s:.){60}x"))
+
+    def ended(engine: Engine, *seeds: int) -> dict[str, tuple[tuple[int, ...], object, object]]:
+        params = SamplingParams(max_tokens=300, temperature=2.0, constraint=hungry)
+        items = [
+            Request(id=f"{seed}", prompt=prompt.ids, params=msgspec.structs.replace(params, seed=seed))
+            for seed in seeds
+        ]
+        return {
+            name: (
+                tuple(token for output in outputs for token in output.tokens),
+                outputs[-1].finish_reason,
+                outputs[-1].failure,
+            )
+            for name, outputs in engine.generate(items).items()
+        }
+
+    plain = make_engine()
+    both = ended(plain, 1, 2)
+    assert all("too many states" in str(why) and len(tokens) > 8 for tokens, _, why in both.values())
+    assert ended(plain, 1)["1"] == both["1"]
+    engine = make_engine(num_speculative_tokens=5)
+    noise = Random(3)
+    engine._runner.drafter = Scripted(lambda anchor, count: noise.choices(range(300, 2000), k=count))
+    assert ended(engine, 1, 2) == both
+    engine.check_integrity()

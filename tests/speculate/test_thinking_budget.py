@@ -3,54 +3,17 @@
 from collections.abc import Callable, Iterable
 
 import pytest
-import torch
 
 from flashstep.chat import grammar
-from flashstep.chat.conversation import Conversation
-from flashstep.chat.encode import ChatEncoder, ChatPrompt
+from flashstep.chat.encode import ChatPrompt
 from flashstep.chat.tokenizer import TextTokenizer
-from flashstep.cli.model import tiny_model
-from flashstep.config.engine import EngineConfig
-from flashstep.config.speculative import DraftSampleMethod, SpeculativeOptions
+from flashstep.config.speculative import DraftSampleMethod
 from flashstep.engine.engine import Engine
 from flashstep.ipc.messages import RequestOutput
 from flashstep.request import Constraint, Request, SamplingParams
-from flashstep.runner.build import build_runner
+from tests.speculate.conftest import SCHEMA
 
 LIMITS = (0, 1, 13, 400)
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9999}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> TextTokenizer:
-    torch.set_num_threads(1)
-    return TextTokenizer.from_file(tiny_model() / "tokenizer.json")
-
-
-@pytest.fixture(scope="module")
-def prompt(tokenizer: TextTokenizer) -> ChatPrompt:
-    content = "Anna has 12 pens and buys 4 boxes with 6 pens each. How many pens does Anna have now?"
-    return ChatEncoder(tokenizer).encode(Conversation(messages=[{"role": "user", "content": content}]))
-
-
-@pytest.fixture(scope="module")
-def make_engine() -> Callable[..., Engine]:
-    def make(**options: object) -> Engine:
-        config = EngineConfig(
-            model=tiny_model(),
-            max_num_seqs=16,
-            max_model_len=512,
-            kv_cache_memory_bytes=1 << 25,
-            speculative=SpeculativeOptions(**options) if options else None,
-        )
-        return Engine(build_runner(config), seed=0)
-
-    return make
 
 
 def tokens_of(outputs: Iterable[RequestOutput]) -> tuple[int, ...]:

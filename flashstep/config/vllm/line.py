@@ -7,19 +7,20 @@ options themselves, so that a new one works at once. Knows no parser of ours and
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
 from flashstep.config.engine_options import EngineOptions
-from flashstep.config.engram import EngramOptions
 from flashstep.config.errors import ConfigError
 from flashstep.config.objects import read_object
-from flashstep.config.server import ServerOptions
-from flashstep.config.speculative import SpeculativeOptions
+from flashstep.config.server import ServerOptions, check_serving
 from flashstep.config.vllm.flags import OFF, ON, Flag, Shape, Standing
-from flashstep.config.vllm.reading import Given, key_value, merge, number, read
+from flashstep.config.vllm.reading import SECRET, Given, key_value, merge, number, read
 from flashstep.config.vllm.table import TABLE
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 OBJECTS = (
     "speculative-config",
@@ -37,7 +38,6 @@ SIZED = (
 """Flags of ours whose number may be written 128k or 1M, as in vLLM."""
 JSON_LISTS = ("allowed-origins", "allowed-methods", "allowed-headers")
 """Flags of ours that vLLM writes as one JSON list."""
-SECRET = ("hf-token",)  # not shown in a message
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,15 @@ def translate(arguments: Sequence[str]) -> Translation:
     problems = line.problems
     models = list(dict.fromkeys([*line.positional, *(g.values[0] for g in line.given if g.name == "model")]))
     if len(models) > 1:
-        problems.append(f"MODEL is given {len(models)} times: {', '.join(models)}")
+        secret = any(given.name in SECRET for given in line.given)
+        shown = "one of them may be meant for another flag" if secret else ", ".join(models)
+        problems.append(f"MODEL is given {len(models)} times: {shown}")
     foreign = [given for given in line.given if given.name in TABLE and given.name not in own]
     refused, added = _refused(foreign, problems)
     ours = [_ours(given) for given in [*line.given, *added] if given not in foreign and given.name != "model"]
     written = _written(ours, own, problems)
     problems += refused
-    if problems:  # else the options themselves tell it, with all that is wrong with them
-        problems += _object_problems(written)
+    problems += _option_problems(written)
     flags = [word for words in written.values() for word in words]
     return Translation(models[0] if models else None, [*models[:1], *flags], problems, frozenset(written))
 
@@ -147,10 +148,17 @@ def _written(ours: Iterable[Given], own: Mapping[str, Shape], problems: list[str
         if own[name] is Shape.SWITCH:
             written[name] = [f"--{name}" if values == [ON] else f"--no-{name}"]
         elif not (name == "max-model-len" and values[0] in FREE_LENGTH):
-            # a key may begin with a dash: behind "=" it is no flag
-            dashed = len(values) == 1 and values[0].startswith("-")
-            written[name] = [f"--{name}={values[0]}"] if dashed else [f"--{name}", *values]
+            written[name] = _words(name, values, problems)
     return written
+
+
+def _words(name: str, values: list[str], problems: list[str]) -> list[str]:
+    """A value that begins with a dash is no flag behind "=", where there is room for one."""
+    dashed = any(value.startswith("-") for value in values)
+    if dashed and len(values) > 1:
+        file = "; --api-key-file takes any" if name == "api-key" else ""
+        problems.append(f"--{name} has {len(values)} values, of which none may begin with a dash{file}")
+    return [f"--{name}={values[0]}"] if dashed else [f"--{name}", *values]
 
 
 def _one_value(name: str, given: Sequence[Given], shape: Shape, problems: list[str]) -> list[str]:
@@ -160,6 +168,9 @@ def _one_value(name: str, given: Sequence[Given], shape: Shape, problems: list[s
             return [given[0].values[0]]  # whoever reads it tells what is wrong with it
         return [json.dumps(_object(given, problems))]
     values = [value for one in given for value in one.values]
+    if shape is Shape.LIST and len({one.values for one in given}) > 1:
+        said = "" if name in SECRET else f": {' and '.join(' '.join(one.values) for one in given)}"
+        problems.append(f"--{name} is given twice{said}; its values stand behind one of them")
     if shape is Shape.LIST:
         return [word for value in values for word in (_listed(value) if name in JSON_LISTS else [value])]
     if len(set(values)) > 1:
@@ -197,19 +208,45 @@ def _object(given: Iterable[Given], problems: list[str]) -> dict[str, Any]:
     return whole
 
 
-def _object_problems(written: Mapping[str, list[str]]) -> list[str]:
-    """What is wrong with JSON objects of ours, so that it is told together with the rest."""
-    found = []
-    for name, parse in (
-        ("speculative-config", SpeculativeOptions.parse),
-        ("engram-config", EngramOptions.parse),
-    ):
+def _option_problems(written: Mapping[str, list[str]]) -> list[str]:
+    """What is wrong with the values of flags of ours, so that it is told together with the rest."""
+    found: list[str] = []
+    try:
+        check_serving(_filled(EngineOptions, written, found), _filled(ServerOptions, written, found))
+    except ConfigError as error:
+        found += error.problems
+    return found
+
+
+def _filled(options: type[S], written: Mapping[str, list[str]], problems: list[str]) -> S:
+    """``options`` as they are written, without the values that are of another type."""
+    fields: dict[str, Any] = {}
+    for item in msgspec.structs.fields(options):
+        name = item.name.replace("_", "-")
         if name in written:
             try:
-                parse(written[name][-1])
-            except ConfigError as error:
-                found += [f"{error.subject}: {problem}" for problem in error.problems]
-    return found
+                fields[item.name] = _value(written[name], item.type)
+            except msgspec.ValidationError:
+                given = " ".join(written[name]).removeprefix(f"--{name}")[1:]
+                problems.append(f"--{name} is {given!r}; it must be {_allowed(item.type)}")
+    return options(**fields)
+
+
+def _value(words: list[str], kind: Any) -> Any:
+    """What ``words`` (a flag, and its values or one behind "=") say as ``kind``."""
+    if kind is bool:
+        return not words[0].startswith("--no-")
+    values = [words[0].partition("=")[2]] if "=" in words[0] else words[1:]
+    return msgspec.convert(values if _shape(kind) is Shape.LIST else values[0], kind, strict=False)
+
+
+def _allowed(kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return ", ".join(str(one.value) for one in kind)
+    kinds = get_args(kind) or (kind,)
+    if isinstance(kinds[0], str):
+        return ", ".join(kinds)
+    return "a whole number" if int in kinds else "a number"
 
 
 # ---- flags that are not ours ------------------------------------------------------------------------------------------------

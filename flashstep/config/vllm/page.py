@@ -92,7 +92,8 @@ def _commands() -> Iterator[str]:
 def _variables() -> Iterator[str]:
     yield "## Environment variables\n"
     yield (
-        "None of vLLM's is read. Behind `flashstep vllm serve` those that are set are named, and `VLLM_API_KEY` is refused: "
+        "None of vLLM's is read. Behind `flashstep vllm serve` those that are set are named. `VLLM_API_KEY` without a "
+        "key among the flags is refused, behind `flashstep serve` too: "
         "a server without the key that was meant would be worse than none.\n"
     )
     yield "| vLLM | here |\n|---|---|"

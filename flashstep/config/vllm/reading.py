@@ -14,6 +14,11 @@ from typing import Any
 from flashstep.config.vllm.flags import OFF, ON, Shape
 from flashstep.config.vllm.table import SHORT
 
+VERSION = "0.33"
+GONE = {  # flags of older versions of vLLM
+    "guided-decoding-backend": "leave it out: there is one backend, llguidance",
+}
+SECRET = ("api-key", "hf-token")  # their values are never shown
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _LEVEL = re.compile(r"-O=?(\d+)")
@@ -59,7 +64,7 @@ def read(arguments: Sequence[str], shapes: Mapping[str, Shape]) -> Line:
         if not word.startswith("-") or word == "-":
             line.positional.append(word)
         elif found := _LEVEL.fullmatch(word):
-            line.given.append(Given("optimization-level", word, (found[1],)))
+            line.given.append(Given("optimization-level", "-O", (found[1],)))
         else:
             _flag(line, word, rest, shapes)
     return line
@@ -83,10 +88,26 @@ def _flag(line: Line, word: str, rest: list[str], shapes: Mapping[str, Shape]) -
         line.given.append(Given(name, spelled, (switched,)))
         return
     values = [text] if equals else _values(rest, several=shape is Shape.LIST)
+    if name in SECRET and not equals:
+        _hide(line, spelled, rest, shapes)
     if not values:
         line.problems.append(f"{spelled} needs a value")
         return
     line.given.append(Given(name, spelled, tuple(values), tuple(path)))
+
+
+def _hide(line: Line, spelled: str, rest: list[str], shapes: Mapping[str, Shape]) -> None:
+    """What stands behind ``spelled`` and is like no flag may be a secret that begins with a dash: it is not shown."""
+    while rest and rest[0].startswith("-") and not _names_flag(rest[0], shapes):
+        rest.pop(0)
+        line.problems.append(f"{spelled}: a value that begins with a dash is written {spelled}=VALUE")
+
+
+def _names_flag(word: str, shapes: Mapping[str, Shape]) -> bool:
+    head = word.partition("=")[0].lstrip("-").split(".")[0]
+    long = word.startswith("--")
+    known, _ = _known(head, shapes, long=long)
+    return known is not None or _LEVEL.fullmatch(word) is not None or (long and bool(_near(head, shapes)))
 
 
 def _values(rest: list[str], *, several: bool) -> list[str]:
@@ -113,10 +134,16 @@ def _known(head: str, shapes: Mapping[str, Shape], *, long: bool) -> tuple[str |
     return None, ON
 
 
+def _near(name: str, shapes: Mapping[str, Shape]) -> list[str]:
+    return difflib.get_close_matches(name.replace("_", "-"), shapes, n=3, cutoff=0.7)
+
+
 def _stranger(spelled: str, shapes: Mapping[str, Shape]) -> str:
-    near = difflib.get_close_matches(spelled.lstrip("-").replace("_", "-"), shapes, n=3, cutoff=0.7)
-    hint = f"; near to it are {', '.join('--' + name for name in near)}" if near else ""
-    return f"{spelled} is no flag of flashstep serve, and none of vLLM's{hint}"
+    near = _near(spelled.lstrip("-"), shapes)
+    names = ", ".join("--" + name for name in near)
+    hint = f"; near to it {'is' if len(near) == 1 else 'are'} {names}" if near else ""
+    hint = f"; {GONE[name]}" if (name := spelled.lstrip("-").replace("_", "-")) in GONE else hint
+    return f"{spelled} is no flag of flashstep serve, and none of vLLM {VERSION}'s{hint}"
 
 
 # ---- JSON objects -----------------------------------------------------------------------------------------------------------

@@ -5,25 +5,25 @@ Whatever ``deepseek_recipe`` would drop in silence (server tools, documents, red
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from flashstep.chat.conversation import MessagesConversation
-from flashstep.server import intake
-from flashstep.server.errors import ApiError
-from flashstep.server.openai import ChatBody, JsonSchema, ResponseFormat, together
-from flashstep.server.protocol import ProtocolBody, converted, told_as
+from flashstep.server import intake, turns
+from flashstep.server.errors import ApiError, quoted, refuse
+from flashstep.server.openai import ChatBody, JsonSchema, ResponseFormat
+from flashstep.server.protocol import ProtocolBody, own_tools, told_as
 
 KEEPS_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
-BLOCKS = ("text", "thinking", "tool_use", "tool_result")
 WORDS = {  # of a chat: of this API
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
 }
-CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+AS_CHAT_CHOICE = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class ThinkingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,6 +90,10 @@ class CountBody(ProtocolBody, frozen=True, kw_only=True):
         "n": "a message is one answer",
         "max_completion_tokens": "use max_tokens",
         "thinking_token_budget": "use thinking.budget_tokens",
+        "thread": "conversations are not kept; send all messages",
+    }
+    refused_details: ClassVar[dict[str, dict[str, Any]]] = {  # the SDK's tool loop then goes on without
+        "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     }
 
     max_tokens: int | None = None
@@ -112,9 +116,8 @@ class MessagesBody(CountBody, frozen=True, kw_only=True):
 
 def understood(body: CountBody) -> tuple[ChatBody, MessagesConversation]:
     """The chat that ``body`` asks for, and its conversation."""
-    if wrong := [*_option_problems(body), *_message_problems(body)]:
-        raise together(wrong)
-    tools = None if body.tools is None else [_tool(tool, at=at) for at, tool in enumerate(body.tools)]
+    refuse(chain(_option_problems(body), _message_problems(body)))
+    tools = None if not body.tools else own_tools(body.tools, ClientTool, kind="custom", implied="custom")
     choice = body.tool_choice
     with told_as(WORDS):
         chat = body.chat(
@@ -144,8 +147,12 @@ def understood(body: CountBody) -> tuple[ChatBody, MessagesConversation]:
 
 
 def _without_thinking(talk: MessagesConversation, chat: ChatBody) -> MessagesConversation:
-    """An answer that begins with the last turn's text has nothing thought before it."""
-    if talk.thinking or talk.effort not in (None, "none"):
+    """An answer that begins with the last turn's text has nothing thought before it.
+
+    An effort in ``chat_template_kwargs`` asks for no thinking: it may be the server's default, which holds where one thinks.
+    """
+    asked_effort = chat.reasoning_effort
+    if talk.thinking or (talk.thinking is None and asked_effort not in (None, "none")):
         raise ApiError(
             "messages: the last turn is the assistant's, which needs thinking to be disabled",
             param="messages",
@@ -166,7 +173,8 @@ def _option_problems(body: CountBody) -> Iterator[ApiError]:
     for edit in () if body.context_management is None else body.context_management.edits:
         if edit != KEEPS_THINKING:
             yield ApiError(
-                f"context_management.edits holds {edit}; a history is never edited, so only {KEEPS_THINKING} is taken",
+                f"context_management.edits holds {quoted(edit.get('type'))}; a history is never edited, so only"
+                f" {KEEPS_THINKING} is taken",
                 param="context_management",
             )
     thinking = body.thinking
@@ -185,9 +193,10 @@ def _message_problems(body: CountBody) -> Iterator[ApiError]:
     if isinstance(body.system, list):
         yield from _block_problems(body.system, "system", allowed=("text",))
     for at, message in enumerate(body.messages):
+        yield from turns.strangers(message, turns.TURN, f"messages[{at}]")
         content = message.get("content")
         if isinstance(content, list):
-            yield from _block_problems(content, f"messages[{at}].content", allowed=BLOCKS)
+            yield from _block_problems(content, f"messages[{at}].content", allowed=tuple(turns.BLOCKS))
 
 
 def _block_problems(blocks: list[Any], where: str, *, allowed: tuple[str, ...]) -> Iterator[ApiError]:
@@ -195,21 +204,13 @@ def _block_problems(blocks: list[Any], where: str, *, allowed: tuple[str, ...]) 
         kind = block.get("type") if isinstance(block, dict) else type(block).__name__
         if kind not in allowed:
             yield ApiError(
-                f"{where}[{at}] is of type {kind!r}; this server takes {', '.join(allowed)}",
+                f"{where}[{at}] is of type {quoted(kind)}; this server takes {', '.join(allowed)}",
                 param=where.split("[")[0],
             )
-        elif kind == "tool_result" and isinstance(block.get("content"), list):
+            continue
+        yield from turns.strangers(block, turns.BLOCKS[kind], f"{where}[{at}]")
+        if kind == "tool_result" and isinstance(block.get("content"), list):
             yield from _block_problems(block["content"], f"{where}[{at}].content", allowed=("text",))
-
-
-def _tool(tool: dict[str, Any], *, at: int) -> ClientTool:
-    kind = tool.get("type", "custom")
-    if kind != "custom":
-        raise ApiError(
-            f"tools[{at}] is of type {kind!r}; this server runs no tools of its own and takes custom tools only",
-            param="tools",
-        )
-    return converted(tool, ClientTool, name=f"tools[{at}]")
 
 
 def _described(tool: ClientTool) -> dict[str, Any]:
@@ -228,7 +229,7 @@ def _as_recipe_tool(tool: ClientTool) -> dict[str, Any]:
 def _choice(choice: ToolChoice) -> str | dict[str, Any]:
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name}}
-    return CHOICES[choice.type]
+    return AS_CHAT_CHOICE[choice.type]
 
 
 def _format(body: CountBody) -> ResponseFormat | None:

@@ -11,21 +11,19 @@ from starlette.types import ASGIApp
 
 from flashstep.server import chats
 from flashstep.server.answering import (
-    LARGE_BODY_BYTES,
-    Naming,
     collect,
     json_response,
     nobody_listens,
-    read_body,
+    received,
     stream,
     told_metrics,
 )
 from flashstep.server.answers import Usage, encode
 from flashstep.server.choices import Choice, Piece, usage
 from flashstep.server.frontend import Frontend
+from flashstep.server.gate import Visit
 from flashstep.server.messages.body import WORDS, CountBody, MessagesBody, understood
 from flashstep.server.messages.events import Event, MessageEvents
-from flashstep.server.openai import decode
 from flashstep.server.protocol import frames, told_as
 from flashstep.server.sse import named_event
 
@@ -34,13 +32,13 @@ async def create(request: Request) -> ASGIApp:
     """POST /v1/messages."""
     front: Frontend = request.app.state.front
     front.check_alive()
-    data = await read_body(request, limit=front.max_body_bytes)
-    body = decode(data, MessagesBody, front.defaults)
-    front.check_model(body.model)
+    body, size = await received(request, MessagesBody)
     chat, talk = understood(body)
     with told_as(WORDS):
-        _, (choice,) = await chats.start(front, chat, talk, large=len(data) > LARGE_BODY_BYTES)
-    answer = _Answer(front, body, Naming(front, request, kind="msg"), choice)
+        _, (choice,) = await chats.start(front, chat, talk, size=size, receive=request.receive)
+    visit: Visit = request.state.visit
+    visit.follow([choice])
+    answer = _Answer(f"msg_{visit.id}", front, body, choice)
     if body.stream:
         return stream(
             [choice],
@@ -57,25 +55,21 @@ async def create(request: Request) -> ASGIApp:
 async def count_tokens(request: Request) -> Response:
     """POST /v1/messages/count_tokens."""
     front: Frontend = request.app.state.front
-    data = await read_body(request, limit=front.max_body_bytes)
-    body = decode(data, CountBody, front.defaults)
-    front.check_model(body.model)
+    body, size = await received(request, CountBody)
     _, talk = understood(body)
     with told_as(WORDS):
-        prompt = await chats.encoded(front, talk, large=len(data) > LARGE_BODY_BYTES)
+        prompt = await chats.encoded(front, talk, size=size)
     return json_response(encode({"input_tokens": len(prompt.ids)}))
 
 
 class _Answer:
     """One message, piece by piece."""
 
-    def __init__(self, front: Frontend, body: MessagesBody, naming: Naming, choice: Choice) -> None:
-        self.events = MessageEvents(f"msg_{naming.visit.id}", model=naming.model)
+    def __init__(self, id: str, front: Frontend, body: MessagesBody, choice: Choice) -> None:
+        self.events = MessageEvents(id, model=front.names[0])
         self._choice = choice
         self._begun = False
         self._timings = body.return_metrics
-        choice.hears_out = front.tells_acceptance or body.return_metrics
-        naming.visit.choices, naming.visit.n = [choice], 1
 
     def read(self, piece: Piece) -> None:
         for _ in self.events_of(piece):

@@ -21,7 +21,7 @@ SYNTHETIC = "flashstep:synthetic_spec_decode"
 _log = Log("server")
 
 
-def families(
+def counters(
     acceptance: Acceptance, *, names: Sequence[str], values: Sequence[str]
 ) -> Iterator[CounterMetricFamily]:
     """The counters, under vLLM's names if the acceptance is real; ``names`` and ``values`` are the labels of all metrics."""

@@ -1,6 +1,6 @@
-"""What the engine counts, as Prometheus families under vLLM's names; read from the newest Stats when somebody scrapes.
+"""What the engine counts, as Prometheus metrics under vLLM's names; read from the newest Stats when somebody scrapes.
 
-A family that vLLM's boards read and whose truth here is a constant (nothing is offloaded, the engine never sleeps) says that
+A metric that vLLM's boards read and whose truth here is a constant (nothing is offloaded, the engine never sleeps) says that
 constant; what would be made up is absent (docs/observability.md lists both). Knows no HTTP.
 """
 
@@ -16,7 +16,7 @@ from prometheus_client.core import (
 )
 
 from flashstep.ipc.messages import Ready, Stats
-from flashstep.server.metrics.acceptance import families
+from flashstep.server.metrics.acceptance import counters
 
 LABELS = ("model_name", "engine")
 STEP_TOKENS = tuple(0 if i == 0 else i + 2 for i in range(13))  # exponents of 1, 8, 16 .. 16384
@@ -52,7 +52,7 @@ class EngineCollector:
         yield from self._counters(stats)
         yield self._step_tokens(stats)
         if stats.acceptance is not None:
-            yield from families(stats.acceptance, names=LABELS, values=self._values)
+            yield from counters(stats.acceptance, names=LABELS, values=self._values)
 
     def _cache_config(self) -> Metric:
         ready = self._ready

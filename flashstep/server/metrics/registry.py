@@ -70,7 +70,7 @@ TOKENS = (
     1_000_000,
 )
 FEW = (0, 1, 2, 5, 10, 20, 50)
-CHOICES = (1, 2, 5, 10, 20, 50, 100)
+NUM_CHOICES = (1, 2, 5, 10, 20, 50, 100)
 REASONS = ("stop", "length", "abort", "error")
 REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
@@ -109,7 +109,7 @@ class Metrics:
         self._longest_tokens = self._histogram("request_max_num_generation_tokens", TOKENS)
         self._computed_tokens = self._histogram("request_prefill_kv_computed_tokens", TOKENS)
         self._max_tokens = self._histogram("request_params_max_tokens", TOKENS)
-        self._n = self._histogram("request_params_n", CHOICES)
+        self._n = self._histogram("request_params_n", NUM_CHOICES)
         self._preemptions = self._histogram("request_num_preemptions", FEW)
         self._finished = self._counter(
             "request_success", "Requests that ended, by reason.", "finished_reason", REASONS
@@ -188,6 +188,6 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
-    def families(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric]:
         """Everything that ``text`` says, as objects."""
         return iter(self._registry.collect())

@@ -27,10 +27,11 @@ class OpenAIError(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AnthropicProblem(msgspec.Struct, forbid_unknown_fields=True):
-    """What was wrong."""
+    """What was wrong; ``details`` say to the SDK what it can do without."""
 
     type: str
     message: str
+    details: dict[str, Any] | UnsetType = UNSET
 
 
 class AnthropicError(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="error"):

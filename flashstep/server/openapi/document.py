@@ -4,6 +4,7 @@ Bodies say what ``openai.decode`` does: null means absent, an unknown field is r
 there. Ranges stand beside types where the server checks them (``fields``). Knows no engine, only its vocabulary.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,10 +16,10 @@ from starlette.routing import BaseRoute, Route
 import flashstep
 from flashstep.config.server import ServerOptions
 from flashstep.server import openai
-from flashstep.server.frontend import Frontend
 from flashstep.server.keys import OPEN_PATHS
 from flashstep.server.openapi.fields import REFERRED, known, rules_of
 from flashstep.server.openapi.operations import ERRORS, OPERATIONS, Operation, error_body
+from flashstep.server.sites import READING
 
 REFERENCE = "#/components/schemas/"
 NULL = {"type": "null"}
@@ -46,10 +47,8 @@ Kind = type[msgspec.Struct]
 
 
 async def openapi(request: Request) -> Response:
-    """This document."""
-    front: Frontend = request.app.state.front
-    made = document(request.app.routes, front.options, vocab_size=front.ready.vocab_size)
-    return Response(msgspec.json.encode(made), media_type="application/json")
+    """This document, made once."""
+    return Response(request.app.state.openapi, media_type="application/json")
 
 
 def document(routes: Iterable[BaseRoute], options: ServerOptions, *, vocab_size: int) -> dict[str, Any]:
@@ -70,6 +69,8 @@ def document(routes: Iterable[BaseRoute], options: ServerOptions, *, vocab_size:
     paths: dict[str, dict[str, Any]] = {}
     for route, method, operation in described:
         told = _operation(route, operation, named)
+        if method not in READING:
+            told["responses"] |= _errors(route.path, (403,), named)
         if keyed and route.path not in OPEN_PATHS:
             told["security"] = [{name: []} for name in KEYS]
             told["responses"] |= _errors(route.path, (401,), named)
@@ -87,6 +88,10 @@ def document(routes: Iterable[BaseRoute], options: ServerOptions, *, vocab_size:
     }
 
 
+def encoded(made: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(made)
+
+
 def path_of(route: Route) -> str:
     """The path as OpenAPI writes it: parameters without Starlette's converters."""
     return route.path.replace(":path}", "}")
@@ -94,7 +99,7 @@ def path_of(route: Route) -> str:
 
 def _operation(route: Route, operation: Operation, named: Mapping[Kind, Schema]) -> dict[str, Any]:
     told: dict[str, Any] = {
-        "operationId": f"{operation.method.lower()}_{operation.path.strip('/').replace('/', '_')}",
+        "operationId": _identifier(operation),
         "summary": operation.says,
         "responses": {"200": _success(operation, named)} | _errors(route.path, operation.errors, named),
     }
@@ -109,6 +114,12 @@ def _operation(route: Route, operation: Operation, named: Mapping[Kind, Schema])
             "content": {"application/json": {"schema": named[operation.body]}},
         }
     return told
+
+
+def _identifier(operation: Operation) -> str:
+    """A name that generated clients can give to a function."""
+    words = re.findall(r"\w+", operation.path) or ["root"]
+    return "_".join([operation.method.lower(), *words])
 
 
 def _success(operation: Operation, named: Mapping[Kind, Schema]) -> dict[str, Any]:

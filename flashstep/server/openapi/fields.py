@@ -7,21 +7,27 @@ test (``tests/server/test_openapi.py``). Rules over several fields cannot be sai
 from collections.abc import Mapping
 from typing import Any
 
+from flashstep.config.generation import EFFORT_TIERS
 from flashstep.request import LOGIT_BIAS_LIMIT, MAX_LOGPROBS, PENALTY_LIMIT
+from flashstep.server import turns
+from flashstep.server.gate import ID_PATTERN
 from flashstep.server.intake import (
     MAX_ANSWERS,
     MAX_CHOICES,
-    MAX_ID_CHARS,
     MAX_SALT_CHARS,
     MAX_STOP_STRINGS,
+    MAX_WORD_CHARS,
     MAX_WORDS,
 )
-from flashstep.server.messages.body import BLOCKS, KEEPS_THINKING, ClientTool
+from flashstep.server.messages.body import KEEPS_THINKING, ClientTool
 from flashstep.server.responses.body import KEEPS_REASONING, ROLES, TEXT_PARTS, FunctionChoice, FunctionTool
+from flashstep.server.tools import MAX_NAME_CHARS, TOOL_CHOICES
 
 Rules = dict[str, Any]
 
 SAMPLED = {"ChatBody", "CompletionBody", "ResponsesBody", "MessagesBody"}
+# bodies that only count tokens: rules of (struct, name) are those of the body that answers, and none are of sampling
+COUNTED = {"TokenizeBody": "ChatBody", "CountBody": "MessagesBody", "InputBody": "ResponsesBody"}
 REFERRED = (FunctionTool, FunctionChoice, ClientTool)  # structs that a rule names; no body has them as a type
 
 INT64 = {"minimum": -(1 << 63), "maximum": (1 << 63) - 1}
@@ -29,11 +35,14 @@ VOCABULARY = "the vocabulary's last token"  # stands for its number until a serv
 TOKEN = {"type": "integer", "minimum": 0, "maximum": VOCABULARY}
 PENALTY = {"minimum": -PENALTY_LIMIT, "maximum": PENALTY_LIMIT}
 LOGPROBS = {"minimum": 0, "maximum": MAX_LOGPROBS}
-TIERS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+NAME = {"pattern": f"^[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}$"}  # of a tool
 
 RANGES: dict[str | tuple[str, str], Rules] = {
     "max_tokens": {"minimum": 1},
     ("CompletionBody", "max_tokens"): {"minimum": 0},
+    ("FunctionTool", "name"): NAME,
+    ("ClientTool", "name"): NAME,
     "max_completion_tokens": {"minimum": 1},
     "max_output_tokens": {"minimum": 1},
     "min_tokens": {"minimum": 0},
@@ -53,7 +62,10 @@ RANGES: dict[str | tuple[str, str], Rules] = {
             "maximum": LOGIT_BIAS_LIMIT,
         },
     },
-    "bad_words": {"maxItems": MAX_WORDS, "items": {"type": "string", "minLength": 1}},
+    "bad_words": {
+        "maxItems": MAX_WORDS,
+        "items": {"type": "string", "minLength": 1, "maxLength": MAX_WORD_CHARS},
+    },
     "n": {"minimum": 1, "maximum": MAX_CHOICES},
     "seed": INT64,
     "stop": {"maxItems": MAX_STOP_STRINGS, "items": {"type": "string", "minLength": 1}, "minLength": 1},
@@ -63,75 +75,85 @@ RANGES: dict[str | tuple[str, str], Rules] = {
     "top_logprobs": LOGPROBS,
     ("CompletionBody", "logprobs"): LOGPROBS,
     "priority": INT64,
-    "request_id": {"minLength": 1, "maxLength": MAX_ID_CHARS},
+    "request_id": {"pattern": f"^{ID_PATTERN}$"},
     "cache_salt": {"maxLength": MAX_SALT_CHARS},
     ("DetokenizeBody", "tokens"): {"items": TOKEN},
     ("ResponsesBody", "truncation"): {"enum": ["disabled"]},
     ("ResponsesBody", "include"): {"items": {"const": KEEPS_REASONING}},
     ("ResponseFormat", "type"): {"enum": ["text", "json_object", "json_schema", "structural_tag"]},
     ("TextFormat", "type"): {"enum": ["text", "json_object", "json_schema"]},
-    ("StructuredOutputs", "choice"): {"minItems": 1, "items": {"type": "string"}},
-    ("ContextManagement", "edits"): {"items": {"const": KEEPS_THINKING}},
+    ("ContextManagement", "edits"): {
+        "items": {
+            "type": "object",
+            "properties": {name: {"const": value} for name, value in KEEPS_THINKING.items()},
+            "required": list(KEEPS_THINKING),
+            "additionalProperties": False,
+        }
+    },
 }
 
-TEXT_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-CONTENT: Rules = {"anyOf": [{"type": "string"}, {"type": "array", "items": TEXT_PART}]}
+STRING: Rules = {"type": "string"}
 STRING_OR_NULL: Rules = {"type": ["string", "null"]}
-CALL: Rules = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string"},
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string"},
-                "arguments": {"type": "string", "description": "a JSON object, as text"},
-            },
-            "required": ["name", "arguments"],
-        },
-    },
-    "required": ["id", "type", "function"],
+BOOLEAN_OR_NULL: Rules = {"type": ["boolean", "null"]}
+TYPED_IDLE: dict[str, Rules] = {  # what changes no answer, and has a type nevertheless
+    "name": STRING_OR_NULL,
+    "signature": STRING_OR_NULL,
+    "is_error": BOOLEAN_OR_NULL,
 }
+
+
+def _closed(form: turns.Form, needed: dict[str, Rules], **optional: Rules) -> Rules:
+    """An object with the fields of ``form`` and no others, of which it must have those of ``needed``."""
+    idle = {name: TYPED_IDLE.get(name, {}) for name in form.idle}
+    return {
+        "type": "object",
+        "properties": idle | needed | optional,
+        "required": list(needed),
+        "additionalProperties": {"type": "null"},
+    }
+
+
+def _content(part: Rules) -> Rules:
+    return {"anyOf": [STRING, {"type": "array", "items": part}]}
+
+
+CONTENT = _content(_closed(turns.CHAT_PART, {"type": {"const": "text"}, "text": STRING}))
+CALL = _closed(
+    turns.CHAT_CALL,
+    {
+        "id": STRING,
+        "type": {"const": "function"},
+        "function": _closed(
+            turns.CHAT_FUNCTION,
+            {"name": STRING, "arguments": {"type": "string", "description": "a JSON object, as text"}},
+        ),
+    },
+)
 MESSAGE: Rules = {
     "anyOf": [
-        {
-            "type": "object",
-            "properties": {
-                "role": {"enum": ["system", "developer", "user", "latest_reminder"]},
-                "content": CONTENT,
-            },
-            "required": ["role", "content"],
-        },
-        {
-            "type": "object",
-            "description": "Content, calls, or both.",
-            "properties": {
-                "role": {"const": "assistant"},
-                "content": {"anyOf": [*CONTENT["anyOf"], {"type": "null"}]},
-                "reasoning": STRING_OR_NULL,
-                "reasoning_content": STRING_OR_NULL,
-                "tool_calls": {"anyOf": [{"type": "array", "items": CALL, "minItems": 1}, {"type": "null"}]},
-            },
-            "required": ["role"],
-        },
-        {
-            "type": "object",
-            "description": "The answer to a call of the message before.",
-            "properties": {
-                "role": {"const": "tool"},
-                "content": CONTENT,
-                "tool_call_id": {"type": "string"},
-            },
-            "required": ["role", "content", "tool_call_id"],
-        },
+        _closed(turns.CHAT["user"], {"role": {"enum": ["system", "developer", "user"]}, "content": CONTENT}),
+        _closed(turns.CHAT["latest_reminder"], {"role": {"const": "latest_reminder"}, "content": STRING}),
+        _closed(
+            turns.CHAT["assistant"],
+            {"role": {"const": "assistant"}},
+            content={"anyOf": [*CONTENT["anyOf"], {"type": "null"}]},
+            reasoning=STRING_OR_NULL,
+            reasoning_content=STRING_OR_NULL,
+            tool_calls={"anyOf": [{"type": "array", "items": CALL, "minItems": 1}, {"type": "null"}]},
+            prefix=BOOLEAN_OR_NULL,
+        )
+        | {"description": "Content, calls, or both."},
+        _closed(turns.CHAT["tool"], {"role": {"const": "tool"}, "content": CONTENT, "tool_call_id": STRING})
+        | {"description": "The answer to a call of the message before."},
     ]
 }
 MESSAGES: Rules = {"type": "array", "items": MESSAGE, "minItems": 1}
+PARAMETERS: Rules = {
+    "type": "object",
+    "description": "A JSON schema of an object.",
+    "properties": {"type": {"const": "object"}},
+    "required": ["type"],
+}
 TOOLS: Rules = {
     "type": "array",
     "minItems": 1,
@@ -142,12 +164,9 @@ TOOLS: Rules = {
             "function": {
                 "type": "object",
                 "properties": {
-                    "name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
+                    "name": {"type": "string", **NAME},
                     "description": {"type": ["string", "null"]},
-                    "parameters": {
-                        "type": ["object", "boolean", "null"],
-                        "description": "a JSON schema of an object",
-                    },
+                    "parameters": {"anyOf": [PARAMETERS, {"type": "null"}]},
                     "strict": {"type": ["boolean", "null"]},
                 },
                 "required": ["name"],
@@ -161,7 +180,7 @@ TOOLS: Rules = {
 EFFORT: Rules = {
     "description": "A tier, a whole number, or a share of 100.",
     "anyOf": [
-        {"enum": list(TIERS)},
+        {"enum": list(EFFORT_TIERS)},
         {"type": "integer", "minimum": 1, "maximum": 100},
         {"type": "number", "exclusiveMinimum": 0.005, "exclusiveMaximum": 1},
     ],
@@ -169,7 +188,7 @@ EFFORT: Rules = {
 EFFORT_OR_NULL: Rules = EFFORT | {"anyOf": [*EFFORT["anyOf"], {"type": "null"}]}
 TOOL_CHOICE: Rules = {
     "anyOf": [
-        {"enum": ["auto", "none", "required"]},
+        {"enum": list(TOOL_CHOICES)},
         {
             "type": "object",
             "properties": {
@@ -206,85 +225,99 @@ PROMPT: Rules = {
     ],
 }
 
-BLOCK: Rules = {
-    "type": "object",
-    "properties": {"type": {"enum": list(BLOCKS)}},
-    "required": ["type"],
-}
+
+def _typed(kind: str, forms: dict[str, turns.Form], needed: dict[str, Rules], **optional: Rules) -> Rules:
+    """An object whose ``type`` is ``kind``, one of ``forms``, with the fields that it needs."""
+    return _closed(forms[kind], {"type": {"const": kind}} | needed, **optional)
+
+
+TEXT_BLOCK = _typed("text", turns.BLOCKS, {"text": STRING})
+SYSTEM: Rules = _content(TEXT_BLOCK)
+
+
+def _turn(role: str, *blocks: Rules) -> Rules:
+    content = _content({"anyOf": [TEXT_BLOCK, *blocks]})
+    return _closed(turns.TURN, {"role": {"const": role}, "content": content})
+
+
 TURNS: Rules = {
     "type": "array",
     "minItems": 1,
     "items": {
-        "type": "object",
-        "properties": {
-            "role": {"enum": ["user", "assistant"]},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": BLOCK}]},
-        },
-        "required": ["role", "content"],
+        "anyOf": [
+            _turn("user", _typed("tool_result", turns.BLOCKS, {"tool_use_id": STRING}, content=SYSTEM)),
+            _turn(
+                "assistant",
+                _typed("thinking", turns.BLOCKS, {"thinking": STRING}),
+                _typed("tool_use", turns.BLOCKS, {"id": STRING, "name": STRING, "input": {"type": "object"}}),
+            ),
+        ]
     },
 }
-SYSTEM: Rules = {"anyOf": [{"type": "string"}, {"type": "array", "items": TEXT_PART}]}
+CALL_ID: Rules = {"type": "string", "minLength": 1}
+OUTPUTS: Rules = {
+    "type": "array",
+    "items": _closed(turns.ITEM_PART, {"type": {"const": "input_text"}, "text": STRING}),
+}
 PARTS: Rules = {
     "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": {"type": "string"}},
-        "required": ["type", "text"],
-    },
+    "items": _closed(turns.ITEM_PART, {"type": {"enum": list(TEXT_PARTS)}, "text": STRING}),
+}
+REASONED: Rules = {
+    "type": "array",
+    "minItems": 1,
+    "items": _closed(turns.REASONING_PART, {"text": STRING}, type={}),
 }
 ITEM: Rules = {
     "anyOf": [
-        {
-            "type": "object",
-            "properties": {
-                "type": {"const": "message"},
-                "role": {"enum": list(ROLES)},
-                "content": {"anyOf": [{"type": "string"}, PARTS]},
-            },
-            "required": ["role", "content"],
-        },
-        {
-            "type": "object",
-            "description": "What an answer held, or the output of a call.",
-            "properties": {"type": {"enum": ["reasoning", "function_call", "function_call_output"]}},
-            "required": ["type"],
-        },
+        _closed(
+            turns.ITEMS["message"],
+            {"role": {"enum": list(ROLES)}, "content": {"anyOf": [STRING, PARTS]}},
+            type={"const": "message"},
+        ),
+        _typed(
+            "function_call",
+            turns.ITEMS,
+            {"call_id": CALL_ID, "name": STRING, "arguments": STRING},
+            namespace=STRING_OR_NULL,
+        ),
+        _typed(
+            "function_call_output",
+            turns.ITEMS,
+            {"output": {"anyOf": [STRING, OUTPUTS]}},
+            call_id={"anyOf": [CALL_ID, {"type": "null"}]},
+        ),
+        _typed("reasoning", turns.ITEMS, {"content": REASONED}, encrypted_content=STRING_OR_NULL),
+        _typed("reasoning", turns.ITEMS, {"encrypted_content": STRING}),
     ]
 }
-CHOICES = {"enum": ["auto", "none", "required"]}
-
 # instead of what the struct's types say
 REPLACED: dict[str | tuple[str, str], Rules] = {
     ("ChatBody", "messages"): MESSAGES,
-    ("TokenizeBody", "messages"): MESSAGES,
     ("ChatBody", "tools"): TOOLS,
-    ("TokenizeBody", "tools"): TOOLS,
     ("ChatBody", "tool_choice"): TOOL_CHOICE,
-    ("TokenizeBody", "tool_choice"): TOOL_CHOICE,
     ("MessagesBody", "messages"): TURNS,
-    ("CountBody", "messages"): TURNS,
     ("MessagesBody", "system"): SYSTEM,
-    ("CountBody", "system"): SYSTEM,
-    ("MessagesBody", "tools"): {"type": "array", "minItems": 1, "items": ClientTool},
-    ("CountBody", "tools"): {"type": "array", "minItems": 1, "items": ClientTool},
+    ("MessagesBody", "tools"): {"type": "array", "items": ClientTool},
     ("ResponsesBody", "input"): {
         "anyOf": [{"type": "string"}, {"type": "array", "items": ITEM, "minItems": 1}]
     },
-    ("ResponsesBody", "tools"): {"type": "array", "minItems": 1, "items": FunctionTool},
-    ("ResponsesBody", "tool_choice"): {"anyOf": [CHOICES, FunctionChoice]},
+    ("ResponsesBody", "tools"): {"type": "array", "items": FunctionTool},
+    ("FunctionTool", "parameters"): {"anyOf": [PARAMETERS, {"type": "null"}]},
+    ("ClientTool", "input_schema"): PARAMETERS,
+    ("ResponsesBody", "tool_choice"): {"anyOf": [{"enum": list(TOOL_CHOICES)}, FunctionChoice]},
     ("Reasoning", "effort"): EFFORT_OR_NULL,
     ("OutputConfig", "effort"): EFFORT_OR_NULL,
     ("TemplateOptions", "reasoning_effort"): EFFORT_OR_NULL,
-    ("TokenizeBody", "reasoning_effort"): EFFORT,
+    ("ChatBody", "reasoning_effort"): EFFORT,
     ("StructuredOutputs", "json_object"): {"enum": [True, None]},
-    "reasoning_effort": EFFORT,
     ("CompletionBody", "prompt"): PROMPT,
 }
 
 
 def rules_of(struct: str, field: str) -> tuple[Rules | None, Rules]:
     """What stands instead of a field's type, if anything, and what is added to it."""
-    place = (struct, field)
+    place = (COUNTED.get(struct, struct), field)
     if struct not in SAMPLED:
         return REPLACED.get(place), RANGES.get(place, {})
     return REPLACED.get(place) or REPLACED.get(field), RANGES.get(place) or RANGES.get(field, {})

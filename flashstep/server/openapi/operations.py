@@ -12,11 +12,12 @@ from flashstep.server.errors import shape_of
 from flashstep.server.messages.body import CountBody, MessagesBody
 from flashstep.server.openai import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from flashstep.server.openapi import described
-from flashstep.server.responses.body import ResponsesBody
+from flashstep.server.responses.body import InputBody, ResponsesBody
 
 ERRORS = {
     400: "The request is wrong; the error says where and what is allowed.",
     401: "The key is missing or wrong.",
+    403: "The page of another site asks, and --allowed-origins does not name it.",
     404: "There is no such thing here: a model, a response, a file.",
     408: "The request did not come to its end in time.",
     413: "The body is too long.",
@@ -99,7 +100,7 @@ _TABLE = [
         "/v1/responses/input_tokens",
         "How many tokens a response's prompt has.",
         "The count.",
-        body=ResponsesBody,
+        body=InputBody,
         answer=described.InputTokens,
         errors=BODY,
     ),

@@ -7,15 +7,16 @@ that a client brings back counts under ``content`` or, where it kept that alone,
 import base64
 import binascii
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from flashstep.chat.conversation import ResponsesConversation
-from flashstep.server import intake
-from flashstep.server.errors import ApiError
-from flashstep.server.openai import ChatBody, JsonSchema, ResponseFormat, StreamOptions, together
-from flashstep.server.protocol import ProtocolBody, converted, told_as
+from flashstep.server import intake, turns
+from flashstep.server.errors import ApiError, quoted, refuse
+from flashstep.server.openai import ChatBody, JsonSchema, ResponseFormat, StreamOptions, converted
+from flashstep.server.protocol import ProtocolBody, own_tools, told_as
 
 KEEPS_REASONING = "reasoning.encrypted_content"
 SEAL = b"flashstep1:"  # what our encrypted_content begins with
@@ -119,13 +120,16 @@ class ResponsesBody(ProtocolBody, frozen=True, kw_only=True):
         return KEEPS_REASONING in self.include
 
 
+class InputBody(ResponsesBody, frozen=True, kw_only=True):
+    """POST /v1/responses/input_tokens: a response's body, which may be sent to both; only the prompt's part counts."""
+
+
 def understood(
     body: ResponsesBody, *, before: Sequence[dict[str, Any]]
 ) -> tuple[ChatBody, ResponsesConversation]:
     """The chat that ``body`` asks for and its conversation, whose items follow those of ``before``."""
-    if wrong := [*_option_problems(body), *_item_problems(body.input)]:
-        raise together(wrong)
-    tools = None if body.tools is None else [_tool(tool, at=at) for at, tool in enumerate(body.tools)]
+    refuse(chain(_option_problems(body), _item_problems(body.input)))
+    tools = None if not body.tools else own_tools(body.tools, FunctionTool, kind="function")
     with told_as(WORDS):
         chat = body.chat(
             max_tokens=body.max_output_tokens,
@@ -183,7 +187,7 @@ def _option_problems(body: ResponsesBody) -> Iterator[ApiError]:
     for name in body.include:
         if name != KEEPS_REASONING:
             yield ApiError(
-                f"include holds {name!r}; this server can include {KEEPS_REASONING}", param="include"
+                f"include holds {quoted(name)}; this server can include {KEEPS_REASONING}", param="include"
             )
     if body.background and body.stream:
         yield ApiError(
@@ -195,10 +199,12 @@ def _option_problems(body: ResponsesBody) -> Iterator[ApiError]:
         )
     if body.stream_options is not None and not body.stream:
         yield ApiError("stream_options needs stream to be true", param="stream_options")
-    if body.stream_options is not None and body.stream_options.include_usage is not None:
-        yield ApiError(
-            "stream_options.include_usage: the last event always has the usage", param="stream_options"
-        )
+    for name in ("include_usage", "continuous_usage_stats"):
+        if body.stream_options is not None and getattr(body.stream_options, name):
+            yield ApiError(
+                f"stream_options.{name}: the usage is always in the last event, and in no other",
+                param="stream_options",
+            )
     if isinstance(body.input, list) and not body.input:
         yield ApiError("input is an empty list; it needs at least one item", param="input")
 
@@ -206,15 +212,20 @@ def _option_problems(body: ResponsesBody) -> Iterator[ApiError]:
 def _item_problems(given: str | list[dict[str, Any]]) -> Iterator[ApiError]:
     for at, item in enumerate(items(given)):
         kind = item.get("type", "message")
+        yield from turns.strangers(
+            item, turns.ITEMS.get(kind) if isinstance(kind, str) else None, f"input[{at}]"
+        )
         if kind == "message":
             if item.get("role") not in ROLES:
                 yield ApiError(
-                    f"input[{at}].role is {item.get('role')!r}; roles are {', '.join(ROLES)}", param="input"
+                    f"input[{at}].role is {quoted(item.get('role'))}; roles are {', '.join(ROLES)}",
+                    param="input",
                 )
             yield from _part_problems(item.get("content"), f"input[{at}].content")
         elif kind == "function_call_output":
             yield from _part_problems(item.get("output"), f"input[{at}].output")
         elif kind == "reasoning":
+            yield from turns.part_strangers(item.get("content"), turns.REASONING_PART, f"input[{at}].content")
             if not item.get("content") and _unsealed(item.get("encrypted_content")) is None:
                 yield ApiError(
                     f"input[{at}]: a reasoning item needs its content, or the encrypted_content that this server gave",
@@ -222,7 +233,7 @@ def _item_problems(given: str | list[dict[str, Any]]) -> Iterator[ApiError]:
                 )
         elif kind != "function_call":
             yield ApiError(
-                f"input[{at}] is of type {kind!r}; this server takes message, reasoning, function_call and"
+                f"input[{at}] is of type {quoted(kind)}; this server takes message, reasoning, function_call and"
                 " function_call_output",
                 param="input",
             )
@@ -233,17 +244,9 @@ def _part_problems(content: object, where: str) -> Iterator[ApiError]:
     for at, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind not in TEXT_PARTS:
-            yield ApiError(f"{where}[{at}] is of type {kind!r}; only text is supported", param="input")
-
-
-def _tool(tool: dict[str, Any], *, at: int) -> FunctionTool:
-    kind = tool.get("type")
-    if kind != "function":
-        raise ApiError(
-            f"tools[{at}] is of type {kind!r}; this server runs no tools of its own and takes function tools only",
-            param="tools",
-        )
-    return converted(tool, FunctionTool, name=f"tools[{at}]")
+            yield ApiError(f"{where}[{at}] is of type {quoted(kind)}; only text is supported", param="input")
+        else:
+            yield from turns.strangers(part, turns.ITEM_PART, f"{where}[{at}]")
 
 
 def _as_chat_tool(tool: FunctionTool) -> dict[str, Any]:
@@ -259,7 +262,7 @@ def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     kind = choice.get("type")
     if kind != "function":
         raise ApiError(
-            f"tool_choice is of type {kind!r}; it must be auto, none, required, or of type function with a name",
+            f"tool_choice is of type {quoted(kind)}; it must be auto, none, required, or of type function with a name",
             param="tool_choice",
         )
     return {

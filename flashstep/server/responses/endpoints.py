@@ -16,12 +16,11 @@ from starlette.types import ASGIApp
 
 from flashstep.server import chats
 from flashstep.server.answering import (
-    LARGE_BODY_BYTES,
     collect,
     follow_all,
     json_response,
     nobody_listens,
-    read_body,
+    received,
     stream,
     told_metrics,
 )
@@ -29,12 +28,18 @@ from flashstep.server.answers import encode
 from flashstep.server.choices import Choice, Piece, usage
 from flashstep.server.errors import ApiError
 from flashstep.server.frontend import Frontend
-from flashstep.server.openai import decode
 from flashstep.server.protocol import frames, told_as
-from flashstep.server.responses.body import WORDS, ResponsesBody, items, understood
+from flashstep.server.responses.body import WORDS, InputBody, ResponsesBody, items, understood
 from flashstep.server.responses.events import Event, ResponseEvents
 from flashstep.server.responses.store import Ended, ResponseStore, Running
 
+NO_STREAM = "a response is given as it stands; its stream is not kept"
+QUERIES = {  # of GET, and why they are refused
+    "stream": NO_STREAM,
+    "starting_after": NO_STREAM,
+    "include_obfuscation": NO_STREAM,
+    "include": "a response is given as it was made; say include when you create it",
+}
 OUR_FAULT = 500  # from this HTTP status on
 
 
@@ -42,29 +47,28 @@ async def create(request: Request) -> ASGIApp:
     """POST /v1/responses."""
     front: Frontend = request.app.state.front
     front.check_alive()
-    data = await read_body(request, limit=front.max_body_bytes)
-    body = decode(data, ResponsesBody, front.defaults)
-    front.check_model(body.model)
+    body, size = await received(request, ResponsesBody)
     store: ResponseStore = request.app.state.responses
-    if body.store and not store.keeps:
-        raise ApiError("store is true, and this server keeps no responses", param="store")
-    if body.background:
-        store.check_background()
     before = _before(store, body)
+    kept = size + len(encode(before))
+    if body.background:
+        store.check_background(kept)
+    elif body.store and not store.fits(kept):
+        raise ApiError(f"store is true, and {store.no_room(kept)}", param="store")
     chat, talk = understood(body, before=before)
     with told_as(WORDS):
-        _, (choice,) = await chats.start(front, chat, talk, large=len(data) > LARGE_BODY_BYTES)
-    answer = _Answer(front, body, choice, store=store, before=before)
+        _, (choice,) = await chats.start(front, chat, talk, size=size, receive=request.receive)
+    answer = _Answer(front, body, choice, store=store, before=before, keeps=store.fits(kept))
     if body.background:
-        return json_response(answer.run(store))
-    request.state.visit.choices, request.state.visit.n = [choice], 1
+        return json_response(answer.run(kept))
+    request.state.visit.follow([choice])
     if body.stream:
         return stream(
             [choice],
             lambda _, piece: frames(answer.events_of(piece)),
             last=lambda: b"",
             first=frames(answer.events.begin()),
-            failed=lambda error: frames(answer.events.fail(error.message, ours=error.status >= OUR_FAULT)),
+            failed=lambda error: frames(answer.failed(error.message, ours=error.status >= OUR_FAULT)),
             done=b"",
         )
     if not await collect(request, [choice], lambda _, piece: answer.read(piece)):
@@ -75,12 +79,10 @@ async def create(request: Request) -> ASGIApp:
 async def input_tokens(request: Request) -> Response:
     """POST /v1/responses/input_tokens: how long the prompt of such a body is."""
     front: Frontend = request.app.state.front
-    data = await read_body(request, limit=front.max_body_bytes)
-    body = decode(data, ResponsesBody, front.defaults)
-    front.check_model(body.model)
+    body, size = await received(request, InputBody)
     _, talk = understood(body, before=_before(request.app.state.responses, body))
     with told_as(WORDS):
-        prompt = await chats.encoded(front, talk, large=len(data) > LARGE_BODY_BYTES)
+        prompt = await chats.encoded(front, talk, size=size)
     return json_response(encode({"object": "response.input_tokens", "input_tokens": len(prompt.ids)}))
 
 
@@ -89,7 +91,8 @@ async def retrieve(request: Request) -> Response:
     store, id = _asked(request)
     for name, value in request.query_params.items():
         if (name, value) != ("stream", "false"):
-            raise ApiError(f"{name}: a response is given as it stands; its stream is not kept", param=name)
+            why = QUERIES.get(name, "no such option here")
+            raise ApiError(f"{name}: {why}", param=name)
     found = store.find(id)
     return json_response(found.snapshot() if isinstance(found, Running) else found.response)
 
@@ -135,14 +138,14 @@ class _Answer:
         *,
         store: ResponseStore,
         before: list[dict[str, Any]],
+        keeps: bool,
     ) -> None:
         self._store = store
-        self._keeps = self._store.keeps and body.store is not False
+        self._keeps = keeps and body.store is not False
         self._choice = choice
         self._body = body
         self._before = before
         self.id = f"resp_{uuid.uuid4().hex}"  # not the client's: whoever knows it can read the response
-        choice.hears_out = front.tells_acceptance or body.return_metrics
         fields = _told(body) | {"id": self.id, "model": front.names[0], "store": self._keeps}
         self.events = ResponseEvents(fields, seals=body.keeps_reasoning)
 
@@ -165,10 +168,16 @@ class _Answer:
         )
         self._keep()
 
-    def run(self, store: ResponseStore) -> bytes:
-        """Go on in the background; the object as it begins."""
+    def run(self, size: int) -> bytes:
+        """Go on in the background, unless others have taken its place since it was checked; the object as it begins."""
+        try:
+            self._store.check_background(size)
+        except ApiError:
+            self._choice.close()
+            raise
         task = asyncio.create_task(self._follow())
-        store.run(self.id, Running(task=task, cancel=self._choice.close, snapshot=self.snapshot))
+        running = Running(task=task, cancel=self._choice.close, snapshot=self.snapshot, num_bytes=size)
+        self._store.run(self.id, running)
         return self.snapshot()
 
     async def _follow(self) -> None:
@@ -182,17 +191,18 @@ class _Answer:
                 self.events.cancel()
                 self._keep(continues=False)
         except ApiError as error:
-            self._fail(error.message, ours=error.status >= OUR_FAULT)
+            self.failed(error.message, ours=error.status >= OUR_FAULT)
         except Exception:  # a defect of this server: the response must not seem to run for ever
-            self._fail("internal error", ours=True)
+            self.failed("internal error", ours=True)
             raise
         finally:
             self._choice.close()
 
-    def _fail(self, message: str, *, ours: bool) -> None:
-        for _ in self.events.fail(message, ours=ours):
-            pass
+    def failed(self, message: str, *, ours: bool) -> list[Event]:
+        """The events of a failure; the response stays as it is then."""
+        events = list(self.events.fail(message, ours=ours))
         self._keep(continues=False)
+        return events
 
     def _keep(self, *, continues: bool = True) -> None:
         if not self._keeps:

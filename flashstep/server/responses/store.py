@@ -10,15 +10,19 @@ from typing import Any
 
 import msgspec
 
-from flashstep.server.errors import ApiError
+from flashstep.server.errors import ApiError, quoted
 
 
 class Running(msgspec.Struct):
-    """A background response: ``task`` follows it, ``cancel`` ends it, ``snapshot`` is the object as it stands."""
+    """A background response: ``task`` follows it, ``cancel`` ends it, ``snapshot`` is the object as it stands.
+
+    ``num_bytes`` are those of the conversation that it answers.
+    """
 
     task: asyncio.Task[None]
     cancel: Callable[[], None]
     snapshot: Callable[[], bytes]
+    num_bytes: int = 0
 
 
 class Ended(msgspec.Struct):
@@ -43,19 +47,25 @@ class ResponseStore:
         self._ended: dict[str, Ended] = {}
         self.num_bytes = 0
 
-    @property
-    def keeps(self) -> bool:
-        """There is any room at all."""
-        return self._max_responses > 0
+    def fits(self, num_bytes: int) -> bool:
+        """A response to a conversation of so many bytes can be kept, if others make room."""
+        return self._max_responses > 0 and num_bytes <= self._max_bytes
+
+    def no_room(self, num_bytes: int) -> str:
+        """Why one that does not fit is not kept."""
+        if self._max_responses == 0:
+            return "this server keeps no responses"
+        return f"the conversation has {num_bytes} bytes; {self._max_bytes} are kept of all responses"
 
     def __len__(self) -> int:
         return len(self._running) + len(self._ended)
 
-    def check_background(self) -> None:
-        """Raise unless one more may run: a running one is never dropped."""
-        if not self.keeps:
-            raise ApiError("background is true, and this server keeps no responses", param="background")
-        if len(self._running) >= self._max_responses:
+    def check_background(self, num_bytes: int) -> None:
+        """Raise unless one more, of ``num_bytes``, may run: a running one is never dropped."""
+        if not self.fits(num_bytes):
+            raise ApiError(f"background is true, and {self.no_room(num_bytes)}", param="background")
+        taken = sum(running.num_bytes for running in self._running.values())
+        if len(self._running) >= self._max_responses or taken + num_bytes > self._max_bytes:
             raise ApiError(
                 f"{len(self._running)} background responses run already; ask again later",
                 status=503,
@@ -64,12 +74,13 @@ class ResponseStore:
 
     def run(self, id: str, running: Running) -> None:
         self._running[id] = running
+        self.num_bytes += running.num_bytes
         self._make_room()
 
     def end(self, id: str, ended: Ended) -> None:
         """Keep ``ended``, unless it was forgotten while it ran, or is larger than everything that may be kept."""
-        forgotten = self._running.pop(id, None) is None and ended.background
-        if self.keeps and not forgotten and ended.num_bytes <= self._max_bytes:
+        forgotten = not self._stop(id) and ended.background
+        if not forgotten and self.fits(ended.num_bytes):
             self._ended[id] = ended
             self.num_bytes += ended.num_bytes
             self._make_room()
@@ -77,7 +88,9 @@ class ResponseStore:
     def find(self, id: str, *, param: str = "response_id") -> Running | Ended:
         found: Running | Ended | None = self._running.get(id) or self._ended.get(id)
         if found is None:
-            raise ApiError(f"there is no response {id!r}, or it is no longer kept", param=param, status=404)
+            raise ApiError(
+                f"there is no response {quoted(id)}, or it is no longer kept", param=param, status=404
+            )
         return found
 
     def items(self, id: str) -> list[dict[str, Any]]:
@@ -85,7 +98,7 @@ class ResponseStore:
         found = self.find(id, param="previous_response_id")
         if isinstance(found, Running) or not found.items:
             raise ApiError(
-                f"the response {id!r} has no answer to continue from", param="previous_response_id"
+                f"the response {quoted(id)} has no answer to continue from", param="previous_response_id"
             )
         return msgspec.json.decode(found.items)
 
@@ -94,9 +107,15 @@ class ResponseStore:
         found = self.find(id)
         if isinstance(found, Running):
             found.cancel()
-            del self._running[id]
+            self._stop(id)
         else:
             self._drop(id)
+
+    def _stop(self, id: str) -> bool:
+        """Whether it ran."""
+        running = self._running.pop(id, None)
+        self.num_bytes -= 0 if running is None else running.num_bytes
+        return running is not None
 
     def _drop(self, id: str) -> None:
         self.num_bytes -= self._ended.pop(id).num_bytes

@@ -73,7 +73,7 @@ def test_the_rest_of_it_becomes_ours() -> None:
         ("here --model here", "here"),
         ("--seed 3 --seed 3", "--seed 3"),
         ('--allowed-origins \'["http://a", "http://b"]\'', "--allowed-origins http://a http://b"),
-        ("--api-key a --api-key b", "--api-key a b"),
+        ("--api-key a b", "--api-key a b"),
         ("--no-enable-lora --no-enable-expert-parallel -pp 1 -dp 1 --no-enable-flashinfer-autotune", ""),
         ("--limit-mm-per-prompt.image 0 --hf-overrides '{}' --kv-transfer-config '{}'", ""),
         ("--structured-outputs-config.backend guidance --trust-remote-code --no-trust-remote-code", ""),
@@ -82,7 +82,7 @@ def test_the_rest_of_it_becomes_ours() -> None:
         ("--allowed-origins=[]", "--allowed-origins"),
         ("--api-key=-x", "--api-key=-x"),
         ("--api-key []", "--api-key []"),
-        ("--port -2", "--port=-2"),
+        ("--generation-config=-2", "--generation-config=-2"),
     ],
 )
 def test_what_becomes_ours(words: str, ours: str) -> None:
@@ -125,6 +125,23 @@ def test_speculation_in_every_spelling(words: str) -> None:
         ("--gpu-memory-utilization 0.5 --device-memory-utilization 0.6", ["--gpu-memory-utilization is given twice: "]),
         ("--swa-bounded-replay --prefix-hit-policy exact", ["--prefix-hit-policy is given twice: "]),
         ("--enforce-eager --no-enforce-eager", ["--enforce-eager is given twice: --enforce-eager and --no-enforce-eager"]),
+        ("--served-model-name x --served-model-name y", ["--served-model-name is given twice: x and y; its values "]),
+        ("--api-key geheim --api-key b", ["--api-key is given twice; its values stand behind one"]),
+        ("-tp 4 --max-num-seqs abc", ["-tp 4 (allowed: 1): ", "--max-num-seqs is 'abc'; it must be a whole number"]),
+        (
+            "--scheduling-policy lifo --prefix-hit-policy x --uvicorn-log-level loud --gpu-memory-utilization high --port=-2",
+            [
+                "--scheduling-policy is 'lifo'; it must be fcfs, priority",
+                "--gpu-memory-utilization is 'high'; it must be a number",
+                "--prefix-hit-policy is 'x'; it must be exact, bounded",
+                "--uvicorn-log-level is 'loud'; it must be critical, ",
+                "--port is -2; ",
+            ],
+        ),
+        (
+            "-O0 --guided-decoding-backend x",
+            ["--guided-decoding-backend is no flag of flashstep serve, and none of vLLM 0.33's; leave", "-O 0 (allowed: 2, 3): "],
+        ),
         ("-sc.method dspark -sc.method eagle", ['--speculative-config.method is given twice: "dspark" and "eagle"']),
         ("a b", ["MODEL is given 2 times: a, b"]),
         ("a --model b", ["MODEL is given 2 times: a, b"]),
@@ -187,3 +204,28 @@ def test_any_line_is_translated_or_told_why_not(words: list[str]) -> None:
     again = translate(translation.arguments)
     if not translation.problems:
         assert again.arguments == translation.arguments, "what is ours stays as it is"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "M --api-key=-sesame --api-key=tahini",
+        "M --api-key -sesame",
+        "M --api-key --sesame",
+        "M --api-key tahini -sesame",
+        "M --hf-token -sesame",
+        "M --hf-token sesame",
+        "--api-key=tahini sesame M",
+        "M --api-key.sub sesame",
+        "M --api-kye sesame",
+        "M --api-kye=sesame",
+    ],
+)
+def test_keys_are_never_shown(words: str) -> None:
+    problems = " ".join(translate(words.split()).problems)
+    assert problems and "sesame" not in problems and "tahini" not in problems
+
+
+def test_a_slip_behind_a_key_is_told_as_one() -> None:
+    (problem,) = translate("--api-key tahini --prot=9".split()).problems
+    assert "--prot is no flag" in problem and "--port" in problem

@@ -57,7 +57,7 @@ def test_spellings(words: str, name: str, values: tuple[str, ...], path: tuple[s
         ("--max-model-len --enable-prefix-caching", "--max-model-len needs a value"),
         ("--enable-prefix-caching=true", "it takes no value; say --enable-prefix-caching or"),
         ("--max-model-len.key 3", "takes no JSON object"),
-        ("--max-model-length 3", "near to it are --max-model-len"),
+        ("--max-model-length 3", "near to it is --max-model-len"),
         ("-zz 3", "-zz is no flag"),
         ("--no-max-model-len", "--no-max-model-len is no flag"),
     ],
