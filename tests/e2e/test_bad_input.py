@@ -118,7 +118,9 @@ def test_extremes_that_the_sampler_sees(
     status, answer = served.post(TEXT, body)
     assert status in (200, 400), answer
     if stream and status == 200:
-        assert answer.endswith("data: [DONE]\n\n") and 'data: {"error"' not in answer  # a token may spell it, too
+        assert (
+            answer.endswith("data: [DONE]\n\n") and 'data: {"error"' not in answer
+        )  # a token may spell it, too
     elif status == 200:
         assert all(choice["finish_reason"] in ("stop", "length") for choice in answer["choices"])
 
