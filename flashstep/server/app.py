@@ -31,7 +31,7 @@ from flashstep.server import health, status
 from flashstep.server.chat_completions import chat_completions
 from flashstep.server.completions import completions
 from flashstep.server.connection import Connection, Limits
-from flashstep.server.errors import SENTENCES, ApiError, shape_of
+from flashstep.server.errors import SENTENCES, ApiError
 from flashstep.server.frontend import Frontend
 from flashstep.server.gate import ID_HEADER, Gate
 from flashstep.server.keys import Keys
@@ -114,7 +114,7 @@ def guarded(app: Starlette, options: ServerOptions) -> ASGIApp:
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     request.state.visit.param = "(unknown)" if error.param_is_theirs else error.param
-    return error.response(shape_of(request.url.path))
+    return error.response(request.url.path)
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:
@@ -124,7 +124,7 @@ async def _no_such_path(request: Request, error: Exception) -> Response:
     refused = ApiError(
         f"{request.method} {request.url.path}: {sentence}", status=error.status_code, headers=headers
     )
-    return refused.response(shape_of(request.url.path))
+    return refused.response(request.url.path)
 
 
 def _allowed(request: Request) -> str:
@@ -138,7 +138,7 @@ def _allowed(request: Request) -> str:
 
 async def _our_fault(request: Request, error: Exception) -> Response:
     """A defect of this server. Starlette raises the error again after this answer, so that it is logged with its trace."""
-    return ApiError("internal error", status=500).response(shape_of(request.url.path))
+    return ApiError("internal error", status=500).response(request.url.path)
 
 
 async def serve(

@@ -89,8 +89,9 @@ class ApiError(Exception):
         }
         return msgspec.json.encode({"error": error})
 
-    def response(self, shape: Shape = "openai") -> Response:
-        body = self.body(shape)
+    def response(self, path: str) -> Response:
+        """To a request of ``path``, in the words of its API."""
+        body = self.body(shape_of(path))
         return Response(body, self.status, self.headers, media_type="application/json")
 
 

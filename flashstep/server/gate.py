@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flashstep.server.choices import Choice
-from flashstep.server.errors import HUNG_UP, ApiError, shape_of
+from flashstep.server.errors import HUNG_UP, ApiError
 from flashstep.server.frontend import Frontend
 from flashstep.server.keys import OPEN_PATHS
 from flashstep.telemetry.log import Log
@@ -73,7 +73,7 @@ class Gate:
                 if given is not None and not is_id(given):
                     visit.id = uuid.uuid4().hex
                     error = ApiError(f"{ID_HEADER} {ID_RULE}")
-                    await error.response(shape_of(scope["path"]))(scope, receive, told)
+                    await error.response(scope["path"])(scope, receive, told)
                 else:
                     await self._app(scope, receive, told)
         except BaseException:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from flashstep.server.errors import ApiError, shape_of
+from flashstep.server.errors import ApiError
 
 # what probes, scrapers and browsers ask for before they could know a key; nothing that users wrote is told there
 OPEN_PATHS = frozenset(
@@ -37,7 +37,7 @@ class Keys:
             status=401,
             headers={"WWW-Authenticate": "Bearer"},
         )
-        await error.response(shape_of(scope["path"]))(scope, receive, send)
+        await error.response(scope["path"])(scope, receive, send)
 
     def _known(self, headers: Headers) -> bool:
         given = [headers.get("x-api-key", "")]

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flashstep.config.server import ANY, ServerOptions
-from flashstep.server.errors import ApiError, shape_of
+from flashstep.server.errors import ApiError
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 OWN = ("same-origin", "none")  # of Sec-Fetch-Site
@@ -32,7 +32,7 @@ class Sites:
             await self._app(scope, receive, send)
             return
         error = ApiError(f"{why}; --allowed-origins lets it", status=403)
-        await error.response(shape_of(scope["path"]))(scope, receive, send)
+        await error.response(scope["path"])(scope, receive, send)
 
     def _refused(self, headers: Headers) -> str | None:
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
