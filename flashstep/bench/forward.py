@@ -19,7 +19,8 @@ from torch import Tensor
 from flashstep.bench import floors
 from flashstep.bench.accounts import DRAFT, MARKOV, MHC, TARGET, WITHOUT_FLOOR, part_of
 from flashstep.bench.cases import Case, fill
-from flashstep.bench.results import KernelTime, Measured, Memory, PartTime, Report, origin
+from flashstep.bench.origin import origin
+from flashstep.bench.results import KernelTime, Measured, Memory, PartTime, Report
 from flashstep.bench.timeline import (
     Launched,
     annotate,
@@ -87,7 +88,7 @@ def measure(
         measured.append(bench.measure(case, trace=trace if case is wanted[-1] else None))
         progress(f"{case.name}: {measured[-1].us:,.0f} us")
     return Report(
-        origin=origin(str(torch.__version__)),
+        origin=origin(),
         model=str(config.model),
         layout="whole" if config.emulate is None else built.layout.name,
         excluded=Rank(built.layout).excluded,

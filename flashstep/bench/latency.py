@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 import msgspec
-import torch
 
-from flashstep.bench.results import Origin, origin, percentile
+from flashstep.bench.origin import Origin, origin
+from flashstep.bench.results import percentile
 from flashstep.config.engine import EngineConfig
 from flashstep.config.model import ModelConfig
 from flashstep.engine.engine import Engine
@@ -98,7 +98,7 @@ def measure(
         taken.append(_round(engine, workload, chance, number=number))
         progress(f"round {number + 1} of {warm_ups + rounds}: {taken[-1].total_us / 1e3:,.1f} ms")
     return LatencyReport(
-        origin=origin(str(torch.__version__)),
+        origin=origin(),
         model=str(config.model),
         layout="whole" if config.emulate is None else built.layout.name,
         excluded=Rank(built.layout).excluded,

@@ -3,30 +3,14 @@
 Knows no model: numbers, names, and how they were obtained. Times are in microseconds.
 """
 
-import datetime
 import math
-import shlex
-import shutil
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-QUERY = "name,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
-
-
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where figures come from. ``commit`` ends in "+" if files differ from it; None where there is no repository."""
-
-    command: str
-    date: str
-    commit: str | None
-    device: str
-    torch: str
+from flashstep.bench.origin import Origin
 
 
 class PartTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,32 +82,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     excluded: tuple[str, ...]
     memory: Memory
     cases: tuple[Measured, ...]
-
-
-def origin(torch_version: str) -> Origin:
-    """Of the process that asks."""
-    return Origin(
-        command=shlex.join(["flashstep", *sys.argv[1:]]),
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        commit=_commit(),
-        device=_asked(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]) or "CPU",
-        torch=torch_version,
-    )
-
-
-def _commit() -> str | None:
-    here = str(Path(__file__).parent)
-    commit = _asked(["git", "-C", here, "rev-parse", "--short", "HEAD"])
-    changed = _asked(["git", "-C", here, "status", "--porcelain", "--untracked-files=no"])
-    return f"{commit}+" if commit and changed else commit or None
-
-
-def _asked(command: Sequence[str]) -> str:
-    """What ``command`` prints, or nothing if it is not there or refuses."""
-    if shutil.which(command[0]) is None:
-        return ""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def percentile(samples: Sequence[float], share: float) -> float:

@@ -1,0 +1,33 @@
+"""What is measured, by name: unit, which way is better, and what one value belongs to. One table, so that no two tools differ.
+
+Definitions are those of spec/serving.md E13 to E22. Knows no measurement.
+"""
+
+from typing import Literal, NamedTuple
+
+
+class Metric(NamedTuple):
+    """``better`` is "lower" or "higher"; ``of`` is what one raw value belongs to ("run": only the whole has one)."""
+
+    unit: str
+    better: Literal["lower", "higher"]
+    of: Literal["request", "step", "question", "run"]
+    words: str
+
+
+METRICS: dict[str, Metric] = {
+    "ttft_ms": Metric("ms", "lower", "request", "time to first token"),
+    "tpot_ms": Metric("ms", "lower", "request", "time per output token"),
+    "itl_ms": Metric("ms", "lower", "request", "inter-token latency"),
+    "e2el_ms": Metric("ms", "lower", "request", "request latency"),
+    "interactivity_tps": Metric("tokens/s", "higher", "request", "tokens a second and user"),
+    "step_us": Metric("us", "lower", "step", "step time"),
+    "accuracy": Metric("", "higher", "question", "accuracy"),
+    "output_tps": Metric("tokens/s", "higher", "run", "output throughput"),
+    "total_tps": Metric("tokens/s", "higher", "run", "total throughput"),
+    "request_rate": Metric("requests/s", "higher", "run", "request throughput"),
+    "goodput": Metric("requests/s", "higher", "run", "goodput"),
+    "p90_interactivity_tps": Metric("tokens/s", "higher", "run", "P90 interactivity"),
+    "acceptance_length": Metric("tokens", "higher", "run", "tokens a step"),
+    "balancedness": Metric("", "higher", "run", "balancedness of expert load"),
+}
