@@ -39,7 +39,7 @@ test: lint $(VENV)/.installed-dev $(AGENTX)/.installed
 test-gpu:
 	@$(PYTHON) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("$(PYTHON) has a torch that sees no CUDA device; name another: make test-gpu PYTHON=...")'
 	$(PYTHON) -m pytest tests/kernels $(PYTEST_ARGS)
-	$(PYTHON) -m pytest -m gpu -s tests/e2e tests/bench tests/model $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -m gpu -s tests/e2e tests/bench tests/model tests/runner tests/speculate $(PYTEST_ARGS)
 
 check: lint $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not gpu and not gpus and not slow" $(PYTEST_ARGS)

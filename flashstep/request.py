@@ -111,7 +111,11 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to continue. ``cache_salt`` isolates prefix-cache tenants; smaller ``priority`` goes first."""
+    """One sequence to continue. ``cache_salt`` isolates prefix-cache tenants; smaller ``priority`` goes first.
+
+    The cache records of the first ``transferred`` tokens of the prompt come from outside and are not computed here, unless the
+    request is preempted; at least one token of a prompt is.
+    """
 
     id: str
     prompt: tuple[int, ...]
@@ -119,6 +123,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival: float = 0.0  # seconds, time.monotonic() of the front end
     priority: int = 0
     cache_salt: str = ""
+    transferred: int = 0
 
 
 def problems(params: SamplingParams, vocab_size: int) -> list[str]:

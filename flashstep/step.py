@@ -31,7 +31,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     read. ``window_base`` is how many leading window table entries were skipped or released (set on admission hits).
     ``replay`` leading rows rebuild windows only: they write no global KV (bounded hits; a small budget may cut a replay
     into several spans, what is visible stays fixed by the admission). ``sample`` asks for a token after the last row.
-    ``prompt_logprobs`` asks for every row's.
+    ``prompt_logprobs`` asks for every row's. The first span of a request whose cache is handed over follows ``transferred``
+    positions that nobody has computed here: their records, and the tail behind them, are put into its blocks before its rows run.
 
     A decode span (``drafts`` is a number) has bounds for numbers, for nobody knows yet how many drafts of the steps in flight
     stand: it begins at the request's newest token, which is at ``start`` at the latest, and verifies at most ``drafts`` of the
@@ -47,6 +48,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     window_blocks: tuple[int, ...] = ()
     window_base: int = 0
     replay: int = 0
+    transferred: int = 0
     prompt_logprobs: bool = False
     drafts: int | None = None
 

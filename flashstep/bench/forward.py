@@ -19,6 +19,7 @@ from torch import Tensor
 from flashstep.bench import floors
 from flashstep.bench.accounts import DRAFT, MARKOV, MHC, TARGET, WITHOUT_FLOOR, part_of
 from flashstep.bench.cases import Case, fill
+from flashstep.bench.offline import balance
 from flashstep.bench.origin import origin
 from flashstep.bench.results import KernelTime, Measured, Memory, PartTime, Report
 from flashstep.bench.timeline import (
@@ -70,7 +71,10 @@ def measure(
     trace: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Build what ``config`` says and time ``cases``; ``trace`` is written of one step of the last case."""
+    """Build what ``config`` says and time ``cases``; ``trace`` is written of one step of the last case.
+
+    Ctrl-C ends it early, with the cases that are done.
+    """
     whole = shapes or ModelConfig.read(config.model)
     wanted = [Case.parse(case, draft_block=whole.dspark_block_size) for case in cases]
     config = engine_for(config, whole, wanted)
@@ -82,11 +86,15 @@ def measure(
     load_s = time.perf_counter() - started
     progress(f"loaded in {load_s:.1f} s, {built.measured_bytes / 1e9:.1f} GB")
     peak_loading_bytes = _peak_bytes(device)
-    bench = Bench(built, whole=whole, ops=ops, device=device, repeats=repeats)
-    measured = []
-    for case in wanted:
-        measured.append(bench.measure(case, trace=trace if case is wanted[-1] else None))
-        progress(f"{case.name}: {measured[-1].us:,.0f} us")
+    bench = Bench(built, config=config, whole=whole, ops=ops, device=device, repeats=repeats)
+    measured: list[Measured] = []
+    faults: list[str] = []
+    try:
+        for case in wanted:
+            measured.append(bench.measure(case, trace=trace if case is wanted[-1] else None))
+            progress(f"{case.name}: {measured[-1].us:,.0f} us")
+    except KeyboardInterrupt:
+        faults.append(f"it was interrupted behind {len(measured)} of {len(wanted)} cases")
     return Report(
         origin=origin(),
         model=str(config.model),
@@ -100,6 +108,7 @@ def measure(
             load_s=load_s,
         ),
         cases=tuple(measured),
+        faults=tuple(faults),
     )
 
 
@@ -144,9 +153,17 @@ class Bench:
     """A built runner whose steps are timed."""
 
     def __init__(
-        self, built: Built, *, whole: ModelConfig, ops: Ops, device: torch.device, repeats: int
+        self,
+        built: Built,
+        *,
+        config: EngineConfig,
+        whole: ModelConfig,
+        ops: Ops,
+        device: torch.device,
+        repeats: int,
     ) -> None:
         self._built = built
+        self._config = config
         self._whole = whole
         self._view = built.config
         self._device = device
@@ -182,6 +199,7 @@ class Bench:
         samples = timed(work.run, min(self._repeats, max(int(1e6 * LONGEST_S / one), FEWEST)))
         known = self._floors(case) if on_gpu else {}
         touched = self._touched(work)
+        balanced = self._balancedness(work, case)
         measured = Measured(
             case=case.name,
             rows=case.requests * case.rows,
@@ -190,6 +208,7 @@ class Bench:
             floor_us=sum(known.values()) or None,
             touched_experts=touched,
             expected_experts=floors.Sizes(self._whole, self._built.layout).touched(case.requests * case.rows),
+            balancedness=balanced,
         )
         if not on_gpu:
             if trace is not None:
@@ -214,6 +233,16 @@ class Bench:
         self._chosen = None
         return sum(counts) / len(counts)
 
+    def _balancedness(self, work: Work, case: Case) -> float | None:
+        """Of the target's layers over the layout's parts, where loads are recorded: one step more is run, and written down."""
+        routing = self._built.runner.routing
+        if self._config.record_expert_loads is None or routing is None:
+            return None
+        work.run()
+        routing.record(routing.counted(drafted=bool(case.drafts)))
+        found = balance(self._config, self._built, steps=slice(-1, None))
+        return None if found is None else found.mean
+
     def _decoding(self, case: Case) -> Work:
         step, pool = self._built.runner.decode, self._built.pool
         if step is None:
@@ -235,6 +264,7 @@ class Bench:
             vocabulary=self._view.vocab_size,
         )
         step.address(case.requests)
+        self._built.runner.assign_experts(form)
         step.capture_form(form)
 
         def apart() -> None:
@@ -245,6 +275,9 @@ class Bench:
 
     def _prompt(self, case: Case) -> Work:
         batch = case.forward_batch(self._view, self._built.pool)
+        if (routing := self._built.runner.routing) is not None:
+            tail = None if batch.tail_rows is None else len(batch.tail_rows)
+            routing.assign(len(batch.input_ids_T), tail_rows=tail)
 
         def run() -> None:
             with phase(TARGET):

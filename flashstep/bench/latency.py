@@ -5,11 +5,15 @@ next, so it holds scheduling, sampling and whatever the device waits for. Knows 
 """
 
 import random
+import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
+from flashstep.bench.ledger import Entry, Samples
+from flashstep.bench.offline import Balance, balance, between_steps
 from flashstep.bench.origin import Origin, origin
 from flashstep.bench.results import percentile
 from flashstep.config.engine import EngineConfig
@@ -49,6 +53,9 @@ class LatencyReport(msgspec.Struct, frozen=True, kw_only=True):
     excluded: tuple[str, ...]
     workload: Workload
     rounds: tuple[Round, ...]
+    faults: tuple[str, ...] = ()
+    acceptance_by_position: tuple[float, ...] = ()  # of all rounds, warm-ups too; empty without drafts
+    balance: Balance | None = None  # of all steps, prompts' too, where loads are recorded
 
     def step_us(self, share: float) -> float:
         """The percentile of all decoding steps."""
@@ -66,6 +73,51 @@ class LatencyReport(msgspec.Struct, frozen=True, kw_only=True):
         tokens = sum(sum(item.tokens) for item in self.rounds)
         return 1e6 * tokens / sum(sum(item.steps_us) for item in self.rounds) / self.workload.batch_size
 
+    def entry(self, *, settings: dict[str, Any], subject: dict[str, Any], seed: int) -> Entry:
+        """For the ledger: a sample for each decoding step, its key the round and the step."""
+        numbered = [(number, item) for number, item in enumerate(self.rounds)]
+        metrics: dict[str, float] = {}
+        if self.rounds:
+            metrics = {
+                "step_us": self.step_us(0.5),
+                "ttft_ms": statistics.median(item.first_token_us for item in self.rounds) / 1e3,
+                "acceptance_length": self.tokens_a_step,
+                "median_interactivity_tps": self.tokens_a_second,
+                "output_tps": self.tokens_a_second * self.workload.batch_size,
+            }
+        if self.balance is not None:
+            metrics["balancedness"] = self.balance.mean
+        if self.balance is not None:
+            metrics["balancedness"] = self.balance.mean
+        return Entry(
+            kind="latency",
+            origin=self.origin,
+            settings=msgspec.to_builtins(self.workload) | settings,
+            subject={"model": self.model, "layout": self.layout} | subject,
+            samples=Samples(
+                unit="step",
+                keys=tuple(
+                    f"{number}/{step}" for number, item in numbered for step in range(len(item.steps_us))
+                ),
+                columns={
+                    "step_us": tuple(us for item in self.rounds for us in item.steps_us),
+                    "tokens": tuple(float(tokens) for item in self.rounds for tokens in item.tokens),
+                },
+            ),
+            metrics=metrics,
+            seed=seed,
+            detail={
+                "acceptance_by_position": list(self.acceptance_by_position),
+                **({} if self.balance is None else {"balance": msgspec.to_builtins(self.balance)}),
+                "first_token_us": [item.first_token_us for item in self.rounds],
+                "excluded": list(self.excluded),
+            },
+            faults=self.faults,
+            complete=not self.faults,
+            synthetic_acceptance=settings.get("synthetic_acceptance") is not None,
+            routing=settings.get("routing", "real"),
+        )
+
 
 def measure(
     config: EngineConfig,
@@ -76,7 +128,10 @@ def measure(
     rounds: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> LatencyReport:
-    """Build the engine that ``config`` says and run ``workload`` again and again; prompts differ, so that nothing is cached."""
+    """Build the engine that ``config`` says and run ``workload`` again and again; prompts differ, so that nothing is cached.
+
+    Ctrl-C ends it early, with the rounds that are done.
+    """
     model = shapes or ModelConfig.read(config.model)
     longest = workload.input_len + workload.output_len
     if longest > model.max_position_embeddings:
@@ -93,10 +148,15 @@ def measure(
     built = build(config, shapes=shapes)
     engine = Engine(built.runner, seed=config.seed)
     chance = random.Random(config.seed)
-    taken = []
-    for number in range(warm_ups + rounds):
-        taken.append(_round(engine, workload, chance, number=number))
-        progress(f"round {number + 1} of {warm_ups + rounds}: {taken[-1].total_us / 1e3:,.1f} ms")
+    taken: list[Round] = []
+    faults: list[str] = []
+    try:
+        for number in range(warm_ups + rounds):
+            taken.append(_round(engine, workload, chance, number=number))
+            progress(f"round {number + 1} of {warm_ups + rounds}: {taken[-1].total_us / 1e3:,.1f} ms")
+    except KeyboardInterrupt:
+        faults.append(f"it was interrupted behind {max(len(taken) - warm_ups, 0)} of {rounds} rounds")
+    acceptance = engine.stats().acceptance
     return LatencyReport(
         origin=origin(),
         model=str(config.model),
@@ -104,6 +164,9 @@ def measure(
         excluded=Rank(built.layout).excluded,
         workload=workload,
         rounds=tuple(taken[warm_ups:]),
+        faults=tuple(faults),
+        acceptance_by_position=() if acceptance is None else acceptance.position_rates,
+        balance=balance(config, built, steps=slice(None)),
     )
 
 
@@ -115,7 +178,7 @@ def _round(engine: Engine, workload: Workload, chance: random.Random, *, number:
         engine.add(Request(id=f"{number}-{which}", prompt=prompt, params=params))
     started = time.perf_counter()
     commits: list[tuple[float, int]] = []  # seconds, tokens
-    for outputs in engine.steps():
+    for outputs in between_steps(engine.steps()):
         commits.append((time.perf_counter() - started, sum(len(output.tokens) for output in outputs)))
     first = next(place for place, (_, tokens) in enumerate(commits) if tokens)
     decoding = [

@@ -1,9 +1,12 @@
 """The ledger: one JSON line for each result, with where it comes from, what was asked for, and its raw samples.
 
-Takes and gives ``Entry``. A line is written whole and at once, so that several commands may write one file and Ctrl-C leaves it
-valid; nothing is ever rewritten. Knows no GPU, no engine and no statistics.
+Takes and gives ``Entry``. A line is written whole and under a lock, so that several commands may write one file and Ctrl-C leaves
+it valid; nothing is ever rewritten. Knows no GPU, no engine and no statistics.
 """
 
+import fcntl
+import logging
+import math
 import os
 import uuid
 from collections.abc import Iterable, Mapping
@@ -15,6 +18,8 @@ import msgspec
 from flashstep.bench.origin import Origin
 
 FORMAT = 1
+MOST_TOLD = 10  # lines of a file that is no ledger at all
+LOG = logging.getLogger(__name__)
 Kind = Literal["forward", "latency", "pdl", "decode", "probe", "chain", "serve", "replay", "eval"]
 
 
@@ -54,7 +59,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     compared (workload, lengths, seed policy); ``subject`` is what was measured and may differ (URL, model, engine flags, server's
     version). ``metrics`` are summaries of ``samples`` under names of ``bench.metrics``; ``detail`` is what only pictures read.
     ``faults`` are sentences about what went wrong; ``complete`` is False where the run ended before its plan. ``raw`` is a file
-    with more (each chunk's time, each answer), relative to the ledger's folder.
+    with more (each chunk's time, each answer), relative to the ledger's folder. ``plan`` is the SHA-256 of the plan that was
+    written before this run (``bench.experiment``).
     """
 
     kind: Kind
@@ -73,40 +79,113 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     synthetic_acceptance: bool = False
     routing: str = "real"
     raw: str | None = None
+    plan: str | None = None
     format: int = FORMAT
     id: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex[:12])
 
 
 def append(path: Path, entry: Entry) -> None:
-    """Add ``entry`` to the ledger at ``path``, which is made where it is absent. The line is in the file or it is not."""
-    line = msgspec.json.encode(entry) + b"\n"
-    place = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    """Add ``entry`` to the ledger at ``path``, which is made where it is absent. The line is in the file or it is not.
+
+    Writers wait for one another. A line that a killed writer left torn is ended first, so that it takes no other with it. Values
+    that are no finite numbers have no place in JSON: a sample becomes None, a metric is left out, a fault says so. ``OSError``
+    if the line cannot be written (the file is then as it was), ``LedgerError`` if it could not be read again.
+    """
+    line = msgspec.json.encode(_finite(entry)) + b"\n"
     try:
-        written = os.write(place, line)
-        if written != len(line):
-            raise OSError(f"{path}: {written} of {len(line)} bytes were written; is the disk full?")
-        os.fsync(place)
+        _decode(line)
+    except ValueError as error:
+        raise LedgerError(f"{path}: this {entry.kind} entry could not be read again: {error}") from None
+    place = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX)
+        size = os.fstat(place).st_size
+        torn = size > 0 and os.pread(place, 1, size - 1) != b"\n"
+        try:
+            _write(place, b"\n" + line if torn else line)
+            os.fsync(place)
+        except OSError as error:
+            os.ftruncate(place, size)
+            raise OSError(f"{path}: the entry was not written: {error}") from error
     finally:
         os.close(place)
 
 
 def read(path: Path) -> list[Entry]:
-    """All entries of the ledger at ``path``; ``LedgerError`` names every line that is none."""
+    """All entries of the ledger at ``path``; ``LedgerError`` names the lines that are none.
+
+    Lines that end in the middle (their writer was killed, the disk was full) are told to the log and left out: nothing that
+    stands in them is missing elsewhere.
+    """
     if not path.is_file():
         raise LedgerError(f"{path}: there is no such ledger")
-    entries, wrong = [], []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            entry = msgspec.json.decode(line, type=Entry)
-        except (msgspec.DecodeError, ValueError) as error:
-            wrong.append(f"line {number}: {error}")
-            continue
-        if entry.format != FORMAT:
-            wrong.append(f"line {number}: format {entry.format}; this flashstep reads {FORMAT}")
-        entries.append(entry)
+    entries: list[Entry] = []
+    wrong: list[str] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            text = line.strip()  # a line end within a torn string would be an error of its own
+            if not text:
+                continue
+            try:
+                entries.append(_decode(text))
+            except ValueError as error:
+                if _is_torn(text, error):
+                    LOG.warning(
+                        "%s: line %d ends in the middle, as of a killed writer; it is left out", path, number
+                    )
+                else:
+                    wrong.append(f"line {number}: {error}")
     if wrong:
-        raise LedgerError(f"{path} is no ledger: " + "; ".join(wrong))
+        more = f"; and {len(wrong) - MOST_TOLD} more lines" if len(wrong) > MOST_TOLD else ""
+        raise LedgerError(f"{path} is no ledger: " + "; ".join(wrong[:MOST_TOLD]) + more)
     return entries
+
+
+class _Numbered(msgspec.Struct):
+    format: int = FORMAT
+
+
+def _decode(line: bytes) -> Entry:
+    """The entry of one line; ``ValueError``. The format is looked at first: another one may have other fields."""
+    found = msgspec.json.decode(line, type=_Numbered).format
+    if found != FORMAT:
+        raise ValueError(f"format {found}; this flashstep reads {FORMAT}")
+    return msgspec.json.decode(line, type=Entry)
+
+
+def _is_torn(text: bytes, error: ValueError) -> bool:
+    """Whether the line of an object ended too early."""
+    truncated = isinstance(error, msgspec.DecodeError) and str(error) == "Input data was truncated"
+    return text.startswith(b"{") and (truncated or not text.endswith(b"}"))
+
+
+def _write(place: int, data: bytes) -> None:
+    """All of ``data``: one system call writes 2 GB at most, and less on a disk that fills up."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(place, rest) :]
+
+
+def _finite(entry: Entry) -> Entry:
+    """``entry`` without the values that JSON cannot hold."""
+    columns = {
+        name: tuple(value if value is None or math.isfinite(value) else None for value in values)
+        for name, values in entry.samples.columns.items()
+    }
+    metrics = {name: value for name, value in entry.metrics.items() if math.isfinite(value)}
+    faults = [
+        f"metric {name} was {value} and is left out"
+        for name, value in entry.metrics.items()
+        if name not in metrics
+    ]
+    for name, values in entry.samples.columns.items():
+        lost = sum(value is not None and not math.isfinite(value) for value in values)
+        if lost:
+            faults.append(f"{lost} values of {name} were no finite numbers and are left out")
+    if not faults:
+        return entry
+    samples = msgspec.structs.replace(entry.samples, columns=columns)
+    return msgspec.structs.replace(entry, samples=samples, metrics=metrics, faults=(*entry.faults, *faults))
 
 
 def unequal(entries: Iterable[Entry]) -> dict[str, list[Any]]:

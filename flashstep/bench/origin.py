@@ -59,7 +59,7 @@ def origin() -> Origin:
     gpus = _asked(["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader"]).splitlines()
     return Origin(
         command=shlex.join(["flashstep", *sys.argv[1:]]),
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         commit=commit or None,
         dirty=bool(changed) if commit else None,
         machine=platform.node(),

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from flashstep.bench.ledger import Entry, Samples
 from flashstep.bench.origin import Origin
 
 
@@ -40,6 +41,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """A case: raw samples of whole steps, and one step taken apart (on a CPU it is not).
 
     ``touched_experts`` a layer, and how many uniform routing touches: the floor of a decoding step counts with the latter.
+    ``balancedness`` of the experts' loads (mean over largest part), None where they are not recorded.
     """
 
     case: str
@@ -53,6 +55,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelTime, ...] = ()
     launches: int = 0
     idle_share: float | None = None
+    balancedness: float | None = None
 
     @property
     def us(self) -> float:
@@ -82,6 +85,44 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     excluded: tuple[str, ...]
     memory: Memory
     cases: tuple[Measured, ...]
+    faults: tuple[str, ...] = ()
+
+    def entry(self, *, settings: dict[str, Any], subject: dict[str, Any], seed: int) -> Entry:
+        """For the ledger: a sample for each timed run of each case. The metric of several cases is the mean of their medians."""
+        samples = {
+            f"{case.case} #{number}": us for case in self.cases for number, us in enumerate(case.samples_us)
+        }
+        plain = [msgspec.to_builtins(case) for case in self.cases]
+        return Entry(
+            kind="forward",
+            origin=self.origin,
+            settings=settings,
+            subject={"model": self.model, "layout": self.layout} | subject,
+            samples=Samples(unit="replay", keys=tuple(samples), columns={"step_us": tuple(samples.values())}),
+            metrics=self._metrics(),
+            seed=seed,
+            detail={
+                "cases": [
+                    {name: value for name, value in case.items() if name != "samples_us"}
+                    | {"us": measured.us}
+                    for case, measured in zip(plain, self.cases, strict=True)
+                ],
+                "memory": msgspec.to_builtins(self.memory),
+                "excluded": list(self.excluded),
+            },
+            faults=self.faults,
+            complete=not self.faults,
+            synthetic_acceptance=settings.get("synthetic_acceptance") is not None,
+            routing=settings.get("routing", "real"),
+        )
+
+    def _metrics(self) -> dict[str, float]:
+        """Means over the cases, of their medians and of the balancedness of their experts' loads."""
+        values = {
+            "step_us": [case.us for case in self.cases],
+            "balancedness": [case.balancedness for case in self.cases if case.balancedness is not None],
+        }
+        return {name: statistics.fmean(found) for name, found in values.items() if found}
 
 
 def percentile(samples: Sequence[float], share: float) -> float:

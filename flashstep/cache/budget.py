@@ -97,10 +97,10 @@ def _groups(model: ModelConfig, engine: EngineConfig) -> CacheGroups:
 
 
 def _rows_ahead(model: ModelConfig, engine: EngineConfig) -> int:
-    """Rows that a decoding request may hold behind its window: nobody knows yet how many drafts stand."""
-    if engine.speculative is None:
-        return 1
-    return STEPS_IN_FLIGHT * (1 + (engine.speculative.num_speculative_tokens or model.dspark_block_size))
+    """Rows that a decoding request may hold behind its window: of steps in flight, of which nobody knows how many stand."""
+    drafts = engine.speculative
+    width = 0 if drafts is None else drafts.num_speculative_tokens or model.dspark_block_size
+    return STEPS_IN_FLIGHT * (1 + width)
 
 
 def _global_blocks(memory: int, block_bytes: int, *, full: int) -> int:

@@ -116,6 +116,11 @@ class CachePool:
         """The layers that keep windows, the draft's last."""
         return tuple(self._window)
 
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The layers that are KV sources."""
+        return tuple(self._compressed)
+
     def window(self, layer: int) -> WindowView:
         """The window records of ``layer``."""
         planes = self._planes(self._window, layer, self._groups.window, self.block_size)

@@ -47,7 +47,8 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     """A usable prefix of ``tokens`` tokens.
 
     ``blocks`` are its global blocks; ``window_blocks`` the window blocks of its end, the first of which stands at table
-    index ``window_base``. The last ``replay`` tokens must be run again to rebuild windows (bounded policy).
+    index ``window_base``. The last ``replay`` tokens must be run again to rebuild windows (bounded policy). The records of the
+    last ``transferred`` tokens are not cached here: they come from outside into blocks that are yet to be taken.
     """
 
     tokens: int = 0
@@ -55,6 +56,12 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     window_blocks: tuple[int, ...] = ()
     window_base: int = 0
     replay: int = 0
+    transferred: int = 0
+
+    @property
+    def cached(self) -> int:
+        """Tokens that were found here."""
+        return self.tokens - self.transferred
 
 
 MISS = Hit()
@@ -109,3 +116,19 @@ def _windowed_prefix(keys: Sequence[bytes], window_pool: BlockPool, *, block_siz
         if all(window_pool.find(key) is not None for key in reversed(keys[base:count])):
             return count
     return 0
+
+
+def with_transferred(hit: Hit, tokens: int, *, block_size: int, window: int) -> Hit:
+    """``hit`` and, behind it, records from outside up to ``tokens``: windows come with them, so nothing is replayed.
+
+    Of the window blocks that ``hit`` holds, those stay which the last ``window`` of ``tokens`` reach into.
+    """
+    assert tokens > hit.tokens and not hit.replay, (tokens, hit)
+    base = max(tokens - window, 0) // block_size
+    return Hit(
+        tokens=tokens,
+        blocks=hit.blocks,
+        window_blocks=hit.window_blocks[base - hit.window_base :],
+        window_base=base,
+        transferred=tokens - hit.tokens,
+    )

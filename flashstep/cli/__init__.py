@@ -15,6 +15,7 @@ from flashstep.cli.bench import Bench
 from flashstep.cli.budget import Budget
 from flashstep.cli.chat import Chat
 from flashstep.cli.check import Check
+from flashstep.cli.eval import Eval
 from flashstep.cli.generate import Generate
 from flashstep.cli.kernels import Kernels
 from flashstep.cli.serve import Serve
@@ -32,6 +33,7 @@ Command = (
     | Annotated[Check, tyro.conf.subcommand("check")]
     | Annotated[Budget, tyro.conf.subcommand("budget")]
     | Annotated[Kernels, tyro.conf.subcommand("kernels")]
+    | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
 )
 

@@ -7,14 +7,17 @@ import msgspec
 import tyro
 from rich.table import Table
 
-from flashstep.bench.results import Measured
+from flashstep.bench.results import Measured, Report
+from flashstep.cli.extras import require_bench
 from flashstep.cli.model import resolve
+from flashstep.cli.recording import Recording, told_options
 from flashstep.cli.terminal import OUT, note, require_folders
 from flashstep.config.engine import EngineConfig
 from flashstep.config.engine_options import EngineOptions, changed_options
 from flashstep.config.presets import released
 
 RELEASED = Path("DeepSeek-V4.1-Flash")
+INTERRUPTED = 130
 DECIDED = frozenset(
     {
         "--max-num-seqs",
@@ -26,6 +29,8 @@ DECIDED = frozenset(
         "--enable-prefix-caching",
         "--prefix-hit-policy",
         "--enforce-eager",
+        "--fill-cache",
+        "--fill-cache-std",
     }
 )
 
@@ -70,25 +75,21 @@ class BenchForward:
     """write a Chrome/Perfetto trace of the last case to this file"""
     svg: Path | None = None
     """draw each case's parts against their floors into this file (needs the bench extra)"""
+    recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
     options: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
 
     def run(self) -> int:
+        self.recording.check()
         if self.repeats < 1:
             raise ValueError(f"--repeats is {self.repeats}; it must be at least 1")
         if self.released and self.model is not None:
             raise ValueError("give --model or --released, not both")
         require_folders({"--json": self.json, "--trace": self.trace, "--svg": self.svg})
         config = engine_config(self.options, self.model, is_released=self.released, decided=DECIDED)
-        if self.svg is not None:
-            from flashstep.bench.picture import draw
-            from flashstep.kernels.device import pick_device
-
-            if pick_device(config.device).type != "cuda":
-                raise ValueError(
-                    "--svg draws the parts of a step, and only a CUDA device tells them; leave it out"
-                )
+        self._check_picture(config)
 
         from flashstep.bench.forward import measure
+        from flashstep.bench.offline import settings_of
         from flashstep.bench.results import as_json
 
         report = measure(
@@ -101,6 +102,29 @@ class BenchForward:
         )
         if self.json is not None:
             self.json.write_bytes(as_json(report))
+        self._show(report)
+        self.recording.keep(
+            report.entry(
+                settings={"cases": list(self.cases), "repeats": self.repeats, **settings_of(config)},
+                subject={"engine": told_options(self.options)},
+                seed=config.seed,
+            )
+        )
+        return INTERRUPTED if report.faults else 0
+
+    def _check_picture(self, config: EngineConfig) -> None:
+        """Before anything long begins: ``ValueError`` where --svg could not be drawn at the end."""
+        if self.svg is None:
+            return
+        require_bench("matplotlib")
+        from flashstep.kernels.device import pick_device
+
+        if pick_device(config.device).type != "cuda":
+            raise ValueError(
+                "--svg draws the parts of a step, and only a CUDA device tells them; leave it out"
+            )
+
+    def _show(self, report: Report) -> None:
         memory = report.memory
         OUT.print(f"{report.model}, {report.layout}, on {report.origin.device}")
         OUT.print(
@@ -114,9 +138,12 @@ class BenchForward:
             if case.parts:
                 OUT.print(_parts(case))
                 OUT.print(_kernels(case, top=self.top))
+        for fault in report.faults:
+            OUT.print(f"fault: {fault}")
         if self.svg is not None:
+            from flashstep.bench.picture import draw
+
             draw(report, self.svg)
-        return 0
 
 
 def _summary(case: Measured) -> str:
@@ -125,6 +152,8 @@ def _summary(case: Measured) -> str:
     if case.floor_us is not None:
         text += f", floor {case.floor_us:,.0f} us, ratio {case.ratio:.2f}"
     text += f"; {case.touched_experts:.1f} experts a layer (uniform routing: {case.expected_experts:.1f})"
+    if case.balancedness is not None:
+        text += f", balancedness {case.balancedness:.3f}"
     if case.idle_share is not None:
         text += f"; {case.launches} launches, {100 * case.idle_share:.1f}% idle"
     return text

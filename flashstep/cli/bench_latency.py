@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
-from flashstep.cli.bench_forward import engine_config
-from flashstep.cli.terminal import OUT, note, require_folders, warn_of_synthetic
+from flashstep.cli.bench_decode import tell_balance
+from flashstep.cli.bench_forward import INTERRUPTED, engine_config
+from flashstep.cli.recording import Recording, told_options
+from flashstep.cli.terminal import OUT, note, require_folders, warn_of_falsified
 from flashstep.config.engine_options import EngineOptions
 from flashstep.config.presets import released
+
+if TYPE_CHECKING:
+    from flashstep.bench.latency import LatencyReport
 
 DECIDED = frozenset({"--max-num-seqs", "--max-model-len", "--enable-prefix-caching"})
 
@@ -35,9 +41,11 @@ class BenchLatency:
     """rounds that are"""
     output_json: Path | None = None
     """write every step's time to this file"""
+    recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
     options: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
 
     def run(self) -> int:
+        self.recording.check()
         least = {"input_len": 1, "output_len": 2, "batch_size": 1, "num_iters_warmup": 0, "num_iters": 1}
         for name, at_least in least.items():
             if getattr(self, name) < at_least:
@@ -47,9 +55,10 @@ class BenchLatency:
             raise ValueError("give --model or --released, not both")
         require_folders({"--output-json": self.output_json})
         config = engine_config(self.options, self.model, is_released=self.released, decided=DECIDED)
-        warn_of_synthetic(config.speculative)
+        warn_of_falsified(config.falsifies)
 
-        from flashstep.bench.latency import SHARES, Workload, measure
+        from flashstep.bench.latency import Workload, measure
+        from flashstep.bench.offline import settings_of
         from flashstep.bench.results import as_json
 
         report = measure(
@@ -70,13 +79,28 @@ class BenchLatency:
         OUT.print(f"{report.model}, {report.layout}, on {report.origin.device}")
         for left_out in report.excluded:
             OUT.print(f"excluded: {left_out}")
-        first = sorted(item.first_token_us for item in report.rounds)
-        OUT.print(
-            f"first token: {first[len(first) // 2] / 1e3:,.2f} ms (median of {len(first)} rounds)\n"
-            "step: "
-            + ", ".join(f"P{100 * share:g} {report.step_us(share):,.0f} us" for share in SHARES)
-            + "\n"
-            f"{report.tokens_a_step:.2f} tokens a step and request, {report.tokens_a_second:,.1f} tokens/s for each of "
-            f"{self.batch_size}"
+        if report.rounds:
+            OUT.print(_summary(report))
+        tell_balance(report.balance)
+        for fault in report.faults:
+            OUT.print(f"fault: {fault}")
+        self.recording.keep(
+            report.entry(
+                settings={"rounds": self.num_iters, "warm_ups": self.num_iters_warmup, **settings_of(config)},
+                subject={"engine": told_options(self.options)},
+                seed=config.seed,
+            )
         )
-        return 0
+        return INTERRUPTED if report.faults else 0
+
+
+def _summary(report: "LatencyReport") -> str:
+    from flashstep.bench.latency import SHARES
+
+    first = sorted(item.first_token_us for item in report.rounds)
+    return (
+        f"first token: {first[len(first) // 2] / 1e3:,.2f} ms (median of {len(first)} rounds)\n"
+        "step: " + ", ".join(f"P{100 * share:g} {report.step_us(share):,.0f} us" for share in SHARES) + "\n"
+        f"{report.tokens_a_step:.2f} tokens a step and request, {report.tokens_a_second:,.1f} tokens/s for each of "
+        f"{report.workload.batch_size}"
+    )

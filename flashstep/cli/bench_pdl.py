@@ -1,12 +1,16 @@
 """``flashstep bench pdl``: programmatic launches, counted in graphs and timed."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import tyro
 from rich.table import Table
 
+from flashstep.cli.recording import Recording
 from flashstep.cli.terminal import OUT, require_folders
+
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +21,14 @@ class BenchPdl:
     """rounds in A B B A order; 21 replays each, of which the median counts"""
     json: Path | None = None
     """write every round's time and every graph's counts to this file"""
+    recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
 
     def run(self) -> int:
+        self.recording.check()
         if self.rounds < 1:
             raise ValueError(f"--rounds is {self.rounds}; it must be at least 1")
         require_folders({"--json": self.json})
-        from flashstep.bench.pdl import measure, paired_difference
+        from flashstep.bench.pdl import Measured, entry, measure, paired_difference
 
         table = Table(title="programmatic dependent launch", title_justify="left")
         for name in (
@@ -37,7 +43,13 @@ class BenchPdl:
         ):
             words = name in ("chain", "arm")
             table.add_column(name, justify="left" if words else "right", no_wrap=words)
-        measured = list(measure(rounds=self.rounds))
+        measured: list[Measured] = []
+        faults: tuple[str, ...] = ()
+        try:
+            for item in measure(rounds=self.rounds):
+                measured.append(item)
+        except KeyboardInterrupt:
+            faults = (f"it was interrupted behind {len(measured)} arms",)
         first = {item.chain: item for item in reversed(measured)}
         for item in measured:
             facts = item.facts
@@ -56,4 +68,7 @@ class BenchPdl:
         OUT.print(table)
         if self.json is not None:
             self.json.write_text(json.dumps([asdict(item) for item in measured], indent=1))
-        return 0
+        for fault in faults:
+            OUT.print(f"fault: {fault}")
+        self.recording.keep(entry(measured, rounds=self.rounds, faults=faults))
+        return INTERRUPTED if faults else 0

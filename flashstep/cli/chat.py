@@ -9,7 +9,7 @@ import tyro
 
 from flashstep.cli.model import Model, resolve
 from flashstep.cli.remote import Delta, RemoteModel
-from flashstep.cli.terminal import OUT, note, note_acceptance, warn_of_synthetic
+from flashstep.cli.terminal import OUT, note, note_acceptance, warn_of_falsified
 from flashstep.config.engine_options import EngineOptions, changed_options
 from flashstep.request import Acceptance, SamplingParams
 
@@ -68,7 +68,7 @@ class Chat:
 
     def _local(self) -> tuple[Answer, Counted]:
         config = self.options.checked().engine(resolve(self.model))
-        warn_of_synthetic(config.speculative)
+        warn_of_falsified(config.falsifies)
 
         from flashstep.chat.conversation import Conversation
         from flashstep.chat.encode import ChatEncoder

@@ -69,6 +69,17 @@ class Check:
             raise ValueError("check compares the weights on disk: it cannot be used with --load-format dummy")
         folder = resolve(self.model)
         config = self.options.checked().engine(folder)
+        wrong = [
+            name for name in config.falsifies if name != "synthetic acceptance"
+        ]  # that has a sentence of its own
+        if wrong:
+            raise ConfigError(
+                "the comparison",
+                [
+                    f"check compares what the model says; {name} changes that on purpose: leave it out"
+                    for name in wrong
+                ],
+            )
         model = ModelConfig.read(folder)
         drafts = model.num_nextn_predict_layers > 0 or config.speculative is not None
         if drafts:

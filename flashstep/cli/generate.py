@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 
 from flashstep.cli.model import resolve
-from flashstep.cli.terminal import NOTES, OUT, note, note_acceptance, warn_of_synthetic
+from flashstep.cli.terminal import NOTES, OUT, note, note_acceptance, warn_of_falsified
 from flashstep.config.engine_options import EngineOptions
 
 
@@ -35,7 +35,7 @@ class Generate:
         folder = resolve(self.model)
         config = self.options.checked().engine(folder)
         texts = self.prompts or (_standard_input(),)
-        warn_of_synthetic(config.speculative)
+        warn_of_falsified(config.falsifies)
 
         from flashstep.cli.local import LocalModel
         from flashstep.request import SamplingParams

@@ -14,7 +14,7 @@ import msgspec
 import tyro
 
 from flashstep.cli.model import Model, resolve, served_name
-from flashstep.cli.terminal import OUT, note, warn_of_synthetic
+from flashstep.cli.terminal import OUT, note, warn_of_falsified
 from flashstep.config.engine_options import EngineOptions
 from flashstep.config.generation import sampling_defaults
 from flashstep.config.server import ServerOptions, check_serving
@@ -51,10 +51,11 @@ class Serve:
 
         configure()
         note(f"loading {folder}")
-        warn_of_synthetic(self.engine.speculative())
+        config = self.engine.engine(folder)
+        warn_of_falsified(config.falsifies)
         with ExitStack() as ends:
             with _stopping_later():
-                engine = ends.enter_context(start_engine(self.engine.engine(folder)))
+                engine = ends.enter_context(start_engine(config))
             from flashstep.ipc.client import EngineClient, EngineDied
 
             # at once: an engine that fails early finds somebody who listens

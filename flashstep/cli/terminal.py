@@ -1,12 +1,11 @@
 """What commands show: results on stdout, everything else (progress, notes) on stderr."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
-from flashstep.config.speculative import RejectionSampleMethod, SpeculativeOptions
 from flashstep.request import Acceptance
 
 # text is shown as it is: a model's "[red]" or ":smile:" is not ours to interpret
@@ -41,11 +40,20 @@ def require_folders(outputs: Mapping[str, Path | None]) -> None:
         raise ValueError("; ".join(wrong))
 
 
-def warn_of_synthetic(options: SpeculativeOptions | None) -> None:
-    """Say it before any text comes: with synthetic acceptance none of it is the model's."""
-    if options is not None and options.rejection_sample_method is RejectionSampleMethod.SYNTHETIC:
+FALSIFIED = {
+    "synthetic acceptance": "drafts stand by lot",
+    "uniform routing": "rows go to experts that their routers did not choose",
+    "recorded routing": "rows go to experts that their routers did not choose",
+    "filled cache": "nobody has computed the prompts",
+}
+
+
+def warn_of_falsified(falsifies: Sequence[str]) -> None:
+    """Say it before any text comes: with any of ``EngineConfig.falsifies`` none of it is the model's."""
+    for name in falsifies:
+        kind, _, what = name.partition(" ")
         note(
-            "SYNTHETIC acceptance: drafts stand by lot, so every text is wrong on purpose; for measuring speed only"
+            f"{kind.upper()} {what}: {FALSIFIED[name]}, so every text is wrong on purpose; for measuring speed only"
         )
 
 

@@ -6,10 +6,11 @@ import msgspec
 
 from flashstep.config.cache import HitPolicy
 from flashstep.config.engram import EngramOptions
-from flashstep.config.speculative import SpeculativeOptions
+from flashstep.config.speculative import RejectionSampleMethod, SpeculativeOptions
 
 LOAD_FORMATS = ("auto", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+ROUTINGS = ("real", "uniform", "recorded")
 DEFAULT_CACHE_BYTES = 1 << 30
 
 
@@ -25,6 +26,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     weights. ``speculative`` None decodes one token a step; else the checkpoint's draft layers are loaded and used.
     ``enforce_eager`` makes no CUDA graphs. ``batch_invariant`` leaves out kernels whose sums depend on how many rows stand side
     by side.
+
+    For measuring, and making every text wrong: ``routing`` "uniform" or "recorded" puts other experts in the place of those that
+    the router chose, recorded ones from the file ``expert_loads`` (``parallel.loads``); ``fill_cache`` admits prompts as if their
+    cache had been handed over, with values that differ by ``fill_cache_std``. ``record_expert_loads`` is a file that each step's
+    loads are written to; it changes no text.
     """
 
     model: Path
@@ -49,8 +55,24 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False
     batch_invariant: bool = False
     kernels: str = "auto"  # "auto" or "reference"; one op is forced by "reference:<family>.<op>"
+    routing: str = "real"
+    expert_loads: Path | None = None
+    record_expert_loads: Path | None = None
+    fill_cache: bool = False
+    fill_cache_std: float = 0.0
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the caches, as far as the configuration says it."""
         return DEFAULT_CACHE_BYTES if self.kv_cache_memory_bytes is None else self.kv_cache_memory_bytes
+
+    @property
+    def falsifies(self) -> tuple[str, ...]:
+        """What makes its texts wrong on purpose, for measuring: "synthetic acceptance", "uniform routing", "filled cache", .."""
+        drafts = self.speculative
+        synthetic = drafts is not None and drafts.rejection_sample_method is RejectionSampleMethod.SYNTHETIC
+        return (
+            *(("synthetic acceptance",) if synthetic else ()),
+            *((f"{self.routing} routing",) if self.routing != "real" else ()),
+            *(("filled cache",) if self.fill_cache else ()),
+        )

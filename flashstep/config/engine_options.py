@@ -4,6 +4,7 @@ A field is a flag (``max_num_seqs`` is ``--max-num-seqs``), its docstring the he
 with every problem in sentences; ``engine`` turns them into an ``EngineConfig``. Knows no parser and no process.
 """
 
+import math
 from pathlib import Path
 from typing import Literal, Self
 
@@ -64,6 +65,18 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """tokens never depend on what runs beside a request: kernels that add in another order for other batch sizes are left out"""
     kernels: str = "auto"
     """auto, reference (plain torch everywhere), or reference:FAMILY.OP to force one op"""
+    routing: Literal["real", "uniform", "recorded"] = "real"
+    """experts of a row: real, those that the router chooses; uniform, equal loads; recorded, the loads of --expert-loads. All but
+    real make every text wrong: for measuring"""
+    expert_loads: str | None = None
+    """file of expert loads, as --record-expert-loads writes it, to replay with --routing recorded"""
+    record_expert_loads: str | None = None
+    """write how many rows each expert gets, layer by layer and step by step, to this file (docs/measuring.md)"""
+    fill_cache: bool = False
+    """admit prompts as if their cache had been handed over, filled with one value: measures decoding without prefill; every text
+    is wrong"""
+    fill_cache_std: float = 0.0
+    """standard deviation of the values that --fill-cache writes (their mean is 0.015)"""
 
     def problems(self) -> list[str]:
         """Every value that cannot be meant, as sentences that begin with the flag."""
@@ -110,6 +123,33 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             rules.append(
                 f"--kernels is {self.kernels!r}; the op is written FAMILY.OP, as `flashstep kernels` prints it"
             )
+        return [*rules, *self._measuring_problems()]
+
+    def _measuring_problems(self) -> list[str]:
+        """What only measurements ask for."""
+        rules = []
+        replayed, recorded = self.expert_loads, self.record_expert_loads
+        if (self.routing == "recorded") != (replayed is not None):
+            rules.append(
+                f"--routing is {self.routing} and --expert-loads is {replayed or 'not given'}; recorded loads need their file, "
+                "and a file needs --routing recorded"
+            )
+        if replayed is not None and not Path(replayed).is_file():
+            rules.append(f"--expert-loads is {replayed}; there is no such file")
+        if recorded is not None and not Path(recorded).parent.is_dir():
+            rules.append(f"--record-expert-loads is {recorded}; there is no folder {Path(recorded).parent}")
+        if (
+            replayed is not None
+            and recorded is not None
+            and Path(replayed).resolve() == Path(recorded).resolve()
+        ):
+            rules.append(f"--expert-loads and --record-expert-loads are one file, {replayed}")
+        if not 0 <= self.fill_cache_std < math.inf:
+            rules.append(
+                f"--fill-cache-std is {self.fill_cache_std}; it must be a finite number of at least 0"
+            )
+        if self.fill_cache_std and not self.fill_cache:
+            rules.append(f"--fill-cache-std is {self.fill_cache_std}, and --fill-cache is not given")
         return rules
 
     def speculative(self) -> SpeculativeOptions | None:
@@ -151,6 +191,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             enforce_eager=self.enforce_eager,
             batch_invariant=self.batch_invariant,
             kernels=self.kernels,
+            routing=self.routing,
+            expert_loads=None if self.expert_loads is None else Path(self.expert_loads),
+            record_expert_loads=None if self.record_expert_loads is None else Path(self.record_expert_loads),
+            fill_cache=self.fill_cache,
+            fill_cache_std=self.fill_cache_std,
         )
 
 

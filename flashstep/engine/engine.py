@@ -58,6 +58,7 @@ class Engine:
             hit_policy=facts.cache.hit_policy.value,
             enable_prefix_caching=facts.cache.enable_prefix_caching,
             scheduling_policy=facts.scheduler.policy,
+            falsifies=facts.falsifies,
             vocab_size=facts.vocab_size,
             token_map_fingerprint=facts.token_map_fingerprint,
         )
@@ -73,6 +74,8 @@ class Engine:
             found.append(
                 "this checkpoint has no tokenizer.json that llguidance reads: no constraint can be followed"
             )
+        if request.transferred and not self._runner.facts.fills_cache:
+            found.append("no records come from outside this engine: the whole prompt is computed here")
         if found:
             raise ValueError("; ".join(found))
 
@@ -94,6 +97,9 @@ class Engine:
         if request.params.seed is None:
             params = msgspec.structs.replace(request.params, seed=self._seeds.getrandbits(SEED_BITS))
             request = msgspec.structs.replace(request, params=params)
+        if self._runner.facts.fills_cache:
+            # all but the last token, whose row gives the first token of the answer
+            request = msgspec.structs.replace(request, transferred=len(request.prompt) - 1)
         self._scheduler.add(request)
         if compiled is not None:
             self._compiled[request.id] = compiled
@@ -179,7 +185,9 @@ class Engine:
     # ---- telling -------------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        return Stats(**msgspec.structs.asdict(self._scheduler.stats()))
+        return Stats(
+            **msgspec.structs.asdict(self._scheduler.stats()), balancedness=self._runner.balancedness
+        )
 
     def check_integrity(self) -> None:
         """Assert that no block or slot is lost or held twice; when idle, that none is held."""

@@ -53,6 +53,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     hit_policy: str
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
+    falsifies: tuple[str, ...] = ()  # what makes every text wrong on purpose, for measuring
     vocab_size: int
     token_map_fingerprint: (
         str  # of the Engram token map; the server's tokenizer must give the same (case A34)
@@ -105,11 +106,15 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     prompt_tokens: int  # of requests that have got their first token
     cached_tokens: int = 0  # of them, found in the prefix cache
     replayed_tokens: int = 0  # of those, run again (hit policy bounded)
+    transferred_tokens: int = 0  # of prompt_tokens, those whose cache came from outside
     generation_tokens: int
     steps: int
     step_rows: tuple[int, ...] = ()  # [i] counts the steps of 2^(i-1) + 1 .. 2^i rows, [0] those of one row
     rows: int = 0  # of all steps: prompt rows, newest tokens and drafts
     acceptance: Acceptance | None = None  # None: the engine does not speculate
+    balancedness: float | None = (
+        None  # of the experts' loads in the newest steps; None: they are not recorded
+    )
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

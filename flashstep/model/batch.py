@@ -26,6 +26,7 @@ class ForwardBatch:
     tail_start_R       int64 or None  the first position that layers past the last KV source run on, and the first whose
                               window record they may read (spec/model.md 9); None: every row runs everywhere
     tail_rows          int64 or None  the rows at or after it; None: all of them
+    counted_T          bool or None  whether a row has a token, where experts' loads are recorded; None: every row has one
     logit_rows         int64 or None  the rows whose logits are wanted, counted among those that run to the end; None: all of them
     """
 
@@ -41,6 +42,7 @@ class ForwardBatch:
     logit_rows: Tensor | None
     tail_start_R: Tensor | None = None
     tail_rows: Tensor | None = None
+    counted_T: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +53,11 @@ class DraftBatch:
     position_R         int64  its position n; positions before it have
     window_table_RB    int64  as in ``ForwardBatch``; must reach back to n - window
     window_start_R     int64  as in ``ForwardBatch``
+    counted_R          bool or None  whether somebody has the block; None: all are somebody's
     """
 
     anchor_R: Tensor
     position_R: Tensor
     window_table_RB: Tensor
     window_start_R: Tensor
+    counted_R: Tensor | None = None

@@ -87,7 +87,7 @@ class Block(Generic[AnyRows]):
         *,
         ops: Ops,
         attention: Attention[AnyRows],
-        experts_per_token: int,
+        moe: MoE,
         engram: EngramInjection | None = None,
         captures: bool = False,
     ) -> None:
@@ -97,7 +97,7 @@ class Block(Generic[AnyRows]):
         self._attention_site = Site(config, parameters, prefix, "attn", ops=ops)
         self._attention = attention
         self._ffn_site = Site(config, parameters, prefix, "ffn", ops=ops)
-        self._moe = MoE(config, parameters, f"{prefix}.ffn", ops=ops, experts_per_token=experts_per_token)
+        self._moe = moe
 
     def forward(self, state: State, rows: AnyRows) -> State:
         """All rows through the layer."""

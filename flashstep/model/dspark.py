@@ -8,6 +8,7 @@ C head channels, M Markov rank, V vocabulary.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +26,10 @@ from flashstep.model.embedding import Embedding
 from flashstep.model.indexer import Selection
 from flashstep.model.linear import Linear8, LinearF
 from flashstep.model.mhc import Exit, Streams
+from flashstep.model.moe import MoE
 from flashstep.model.parameters import Parameters
 from flashstep.model.rope import window_frequencies
+from flashstep.model.routing import Taps
 from flashstep.model.rows import Rotation, Rows
 
 DRAFT = "mtp."  # how the draft's released names begin
@@ -104,11 +107,13 @@ class DraftModel:
         pool: CachePool,
         embedding: Embedding,
         head: LinearF,
+        taps: Taps | None = None,
     ) -> None:
         stages = config.num_nextn_predict_layers
         assert stages, "the model has no draft layers"
         last = f"{DRAFT}{stages - 1}"
         self.width = config.dspark_block_size  # places of a block, however few of them are wanted
+        self._taps = taps
         self._noise = config.dspark_noise_token_id
         self._frequencies = window_frequencies(config).to(pool.device)
         self._norm_rope, self._fused, self._sampling = ops.norm_rope, ops.fused, ops.sampling
@@ -128,7 +133,14 @@ class DraftModel:
                 f"{DRAFT}{stage}",
                 ops=ops,
                 attention=DraftAttention(config, parameters, prefix, ops=ops, window=window),
-                experts_per_token=config.dspark_num_experts_per_tok,
+                moe=MoE(
+                    config,
+                    parameters,
+                    f"{DRAFT}{stage}.ffn",
+                    ops=ops,
+                    experts_per_token=config.dspark_num_experts_per_tok,
+                    tap=None if taps is None else partial(taps.tap, stage),
+                ),
             )
             for stage, (prefix, window) in enumerate(zip(prefixes, windows, strict=True))
         ]
@@ -175,6 +187,11 @@ class DraftModel:
             ),
             rotation=self._norm_rope.angles(positions_RK.flatten(), self._frequencies),
         )
+        if self._taps is not None:
+            counted_R = batch.counted_R
+            self._taps.begin(
+                None if counted_R is None else counted_R.unsqueeze(1).expand(-1, width).flatten()
+            )
         state = State(streams=self._embedding(ids_RK.flatten()))
         for block in self._blocks:
             state = block.forward(state, rows)

@@ -4,6 +4,8 @@ A rank that shares the experts with others holds some of them (``parallel.rank``
 where their pairs go; the shared expert stays with the row.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from flashstep.config.model import ModelConfig
@@ -24,8 +26,10 @@ class MoE:
         *,
         ops: Ops,
         experts_per_token: int,
+        tap: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._moe = ops.moe
+        self._tap = tap
         self._gate = ops.moe.prepare_gate(parameters.plain(f"{prefix}.gate.weight"))
         self._bias_E = parameters.plain(f"{prefix}.gate.bias")
         parameters.plain(
@@ -55,6 +59,8 @@ class MoE:
             scale=self._scale,
             temperature=self._temperature,
         )
+        if self._tap is not None:  # somebody measures (``routing``)
+            experts_TK = self._tap(experts_TK)
         if self._placement_E is not None:  # a rank that emulates expert parallelism keeps its own rows
             experts_TK = self._placement_E[experts_TK]
         inner = self._moe.swiglu(self._shared_gate_up.product(hidden.quantised), limit=self._limit)

@@ -9,6 +9,7 @@ experts of a layer stacked as MXFP4 ``QuantTensor`` under ``layers.L.ffn.experts
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,8 +27,10 @@ from flashstep.model.embedding import Embedding
 from flashstep.model.engram import EngramInjection, Prefetch
 from flashstep.model.linear import LinearF
 from flashstep.model.mhc import Exit, Streams
+from flashstep.model.moe import MoE
 from flashstep.model.parameters import Parameters
 from flashstep.model.rope import angles_of, compressed_frequencies, window_frequencies
+from flashstep.model.routing import Routing
 from flashstep.model.rows import Rows, rows_of
 from flashstep.parallel.rank import Rank
 from flashstep.quant.tensor import QuantTensor
@@ -40,7 +43,7 @@ class Transformer:
 
     ``engram_tables`` maps each Engram layer to its rows. With ``drafts`` the draft model is built from the same
     weights: ``draft``, which every forward feeds. ``rank`` says whose part of a layout ``config`` and ``weights`` are (None: the
-    whole model); a weight is dropped as soon as it is prepared, if ``weights`` makes it when asked.
+    whole model); a weight is dropped as soon as it is prepared, if ``weights`` makes it when asked. ``routing``: for measuring.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Transformer:
         engram_tables: Mapping[int, EngramTable],
         drafts: bool = False,
         rank: Rank | None = None,
+        routing: Routing | None = None,
     ) -> None:
         parameters = Parameters(weights, rank=rank)
         hashing = EngramHash(config, pool.device) if config.engram_layer_ids else None
@@ -64,6 +68,7 @@ class Transformer:
                 injections[layer] = EngramInjection(
                     config, parameters, layer, ops=ops, hashing=hashing, table=table
                 )
+        self._routing = routing
         self._prefetch = Prefetch(tuple(injections.values()), pool.device)
         self._ops = ops
         self._block_size = pool.block_size
@@ -79,7 +84,14 @@ class Transformer:
                 f"layers.{spec.index}",
                 ops=ops,
                 attention=attention_of(spec, config, parameters, ops=ops, pool=pool),
-                experts_per_token=config.num_experts_per_tok,
+                moe=MoE(
+                    config,
+                    parameters,
+                    f"layers.{spec.index}.ffn",
+                    ops=ops,
+                    experts_per_token=config.num_experts_per_tok,
+                    tap=None if routing is None else partial(routing.target.tap, spec.index),
+                ),
                 engram=injections.get(spec.index),
                 captures=drafts and spec.index in config.dspark_target_layer_ids,
             )
@@ -90,7 +102,13 @@ class Transformer:
         self.draft: DraftModel | None = None
         if drafts:
             self.draft = DraftModel(
-                config, parameters, ops=ops, pool=pool, embedding=self._embedding, head=self._head
+                config,
+                parameters,
+                ops=ops,
+                pool=pool,
+                embedding=self._embedding,
+                head=self._head,
+                taps=None if routing is None else routing.draft,
             )
         others = OTHERS if drafts else (*OTHERS, DRAFT)
         strays = [name for name in parameters.left_over() if not name.startswith(others)]
@@ -99,6 +117,11 @@ class Transformer:
                 f"the weights hold {len(strays)} names that the model does not use: {strays[:20]}"
             )
 
+    @property
+    def records_loads(self) -> bool:
+        """Whether each forward counts the rows of each expert."""
+        return self._routing is not None and self._routing.target.counts_LE is not None
+
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Run the rows of ``batch`` -> fp32 logits [rows, V] of ``batch.logit_rows``, in that order. Waits for nothing."""
         rows = rows_of(batch, angles=self._angles, block_size=self._block_size, ops=self._ops)
@@ -106,6 +129,8 @@ class Transformer:
             return self._run(batch, rows)
 
     def _run(self, batch: ForwardBatch, rows: Rows) -> Tensor:
+        if self._routing is not None:
+            self._routing.target.begin(batch.counted_T)
         x_TSD = self._embedding(batch.input_ids_T)
         state = State(streams=x_TSD)
         for layer, block in enumerate(self._blocks):

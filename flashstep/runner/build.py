@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from flashstep.cache.budget import CacheBudget
+from flashstep.cache.filled import FilledCache
 from flashstep.cache.groups import CacheGroups
 from flashstep.cache.pool import CachePool
 from flashstep.config.cache import CacheConfig, HitPolicy
-from flashstep.config.engine import LOAD_FORMATS, SCHEDULING_POLICIES, EngineConfig
+from flashstep.config.engine import LOAD_FORMATS, ROUTINGS, SCHEDULING_POLICIES, EngineConfig
 from flashstep.config.errors import ConfigError
 from flashstep.config.files import read_json
 from flashstep.config.model import ModelConfig
@@ -50,6 +51,8 @@ from flashstep.runner.memory import (
     plan_memory,
 )
 from flashstep.runner.replay import may_trim
+from flashstep.runner.routing import problems as routing_problems
+from flashstep.runner.routing import routing_of
 from flashstep.runner.runner import ModelRunner, decodes_by_itself
 from flashstep.runner.state import DecodeState
 from flashstep.sampling.constraint import Vocabulary
@@ -109,6 +112,7 @@ def build(
         num_slots=config.max_num_seqs,
         device=device,
     )
+    routing = routing_of(config, model, layout=layout, device=device)
     transformer = Transformer(
         model,
         OnDevice(loaded.weights, device),
@@ -117,6 +121,7 @@ def build(
         engram_tables=_tables(config, loaded, device=device),
         drafts=speculates is not None,
         rank=Rank(layout, device=device),
+        routing=None if routing is None else routing.routing,
     )
     batches = batch_builder(model, token_map, policy=config.hit_policy, device=device)
     if measures:
@@ -163,6 +168,9 @@ def build(
         costs=None if draft is None else draft.costs,
         decode=_decode(transformer, facts, batches, ops=found.ops, device=device),
     )
+    runner.routing = routing
+    if config.fill_cache:
+        runner.filled = FilledCache(pool, std=config.fill_cache_std, seed=config.seed)
     if runner.decode is not None and device.type == "cuda":
         _capture(runner.decode, config, device=device)
     return Built(
@@ -244,6 +252,8 @@ def _examine(
         check_memory(memory, model, config, layout=layout, machine=Machine.here(device))
     with _refusing(reasons):
         ops = ops or choose_ops(device, kernels=config.kernels, batch_invariant=config.batch_invariant)
+    with _refusing(reasons):
+        reasons += routing_problems(config, model)
     if config.load_format == AUTO:
         with _refusing(reasons):
             check_weights(config.model, model)
@@ -402,6 +412,7 @@ def _option_problems(config: EngineConfig) -> list[str]:
         for name, value, allowed in (
             ("load_format", config.load_format, LOAD_FORMATS),
             ("scheduling_policy", config.scheduling_policy, SCHEDULING_POLICIES),
+            ("routing", config.routing, ROUTINGS),
         )
         if value not in allowed
     ]
@@ -479,4 +490,6 @@ def _facts(
         token_map_fingerprint=token_map.fingerprint,
         speculation=speculates,
         follows_grammars=follows_grammars,
+        fills_cache=config.fill_cache,
+        falsifies=config.falsifies,
     )

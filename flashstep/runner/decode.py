@@ -132,7 +132,12 @@ class DecodeStep:
         self._ops.decode.keep_drafts(state.rows_SF, judged.outcome, drafts_RP, slot_R=slot_R, fields=fields)
         return judged.outcome
 
+    def _counted(self, numbers: Numbers) -> Tensor | None:
+        """Whose rows count as load of the experts: who may have a token, so nobody's do not. None: loads are not recorded."""
+        return numbers.room_R > 0 if self._model.records_loads else None
+
     def _batch(self, laid: Laid, numbers: Numbers, slot_R: Tensor) -> ForwardBatch:
+        counted_R = self._counted(numbers)
         return ForwardBatch(
             input_ids_T=laid.input_ids_T,
             positions_T=laid.positions_T,
@@ -144,22 +149,20 @@ class DecodeStep:
             store_T=laid.store_T,
             lookback_TN=laid.lookback_TN,
             logit_rows=None,
+            counted_T=None if counted_R is None else laid.store_T & _each_row(counted_R, laid),
         )
 
     def _sample(self, form: Form, laid: Laid, numbers: Numbers, logits_TV: Tensor) -> Tensor:
         """What the sampler draws in each row, int64 [T]."""
-
-        def each_row(of_R: Tensor) -> Tensor:
-            return of_R.unsqueeze(1).expand(-1, 1 + form.verified).flatten()
 
         least_T = None
         if form.cuts:
             least_T = self._ops.sampling.least_kept(
                 logits_TV,
                 temperature_T=laid.temperature_T,
-                top_k_T=each_row(numbers.top_k_R),
-                top_p_T=each_row(numbers.top_p_R),
-                min_p_T=each_row(numbers.min_p_R),
+                top_k_T=_each_row(numbers.top_k_R, laid),
+                top_p_T=_each_row(numbers.top_p_R, laid),
+                min_p_T=_each_row(numbers.min_p_R, laid),
             )
         return self._ops.sampling.sample(
             logits_TV,
@@ -188,6 +191,7 @@ class DecodeStep:
                 position_R=position_R,
                 window_table_RB=laid.tables_2RB[1],
                 window_start_R=numbers.window_start_R.contiguous(),
+                counted_R=self._counted(numbers),
             )
         )
         return draft.chain(block, newest_R, places=form.proposed)
@@ -344,6 +348,11 @@ def sizes(most: int) -> list[int]:
         found.append(size)
         size += max(1, 1 << max(size.bit_length() - 3, 0))
     return [*found, most]
+
+
+def _each_row(of_R: Tensor, laid: Laid) -> Tensor:
+    """A value for each request -> [T], for each of its rows."""
+    return of_R.unsqueeze(1).expand(-1, laid.input_ids_T.shape[0] // of_R.shape[0]).flatten()
 
 
 def _conditional(rates: Sequence[float]) -> list[float]:

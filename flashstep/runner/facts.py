@@ -26,6 +26,10 @@ class RunnerFacts(msgspec.Struct, frozen=True, kw_only=True):
     token_map_fingerprint: str
     speculation: Speculation | None = None
     follows_grammars: bool = True  # False: nobody knows what the tokens spell
+    falsifies: tuple[str, ...] = ()  # what makes every text wrong on purpose (``EngineConfig.falsifies``)
+    fills_cache: bool = (
+        False  # prompts come as if their records had been handed over; only then may any come from outside
+    )
 
     @property
     def max_model_len(self) -> int:
@@ -70,6 +74,11 @@ class Runner(Protocol):
 
     @property
     def facts(self) -> RunnerFacts: ...
+
+    @property
+    def balancedness(self) -> float | None:
+        """Of the experts' loads in the newest steps; None where they are not recorded. From any thread."""
+        ...
 
     def compile(self, constraint: Constraint) -> Compiled: ...
 

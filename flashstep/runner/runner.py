@@ -14,15 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashstep.cache.filled import FilledCache
 from flashstep.config.speculative import DraftSampleMethod, RejectionSampleMethod, Speculation
 from flashstep.model.transformer import Transformer
 from flashstep.request import Constraint, Request, TokenLogprob
 from flashstep.runner.batch import BatchBuilder, prompt_logprob_count, wanted_offsets
-from flashstep.runner.decode import DecodeStep
+from flashstep.runner.decode import DecodeStep, Form
 from flashstep.runner.facts import Compiled, RunnerFacts
-from flashstep.runner.histories import History, Slots
+from flashstep.runner.histories import ABSENT, History, Slots
 from flashstep.runner.resolve import Resolved, adapt, resolve
-from flashstep.runner.staging import Returning
+from flashstep.runner.routing import Counted, ExpertRouting
+from flashstep.runner.staging import Returning, to_device
 from flashstep.sampling.constraint import Matcher, Vocabulary
 from flashstep.sampling.logprobs import token_logprobs
 from flashstep.sampling.sampler import SampleRow
@@ -60,6 +62,7 @@ class Step:
         outcome: Returning | None = None,
         histories: Sequence[History] = (),
         verified: int = 0,
+        counted: Counted | None = None,
     ) -> None:
         assert (done is None) != (outcome is None)
         self._runner = runner
@@ -68,6 +71,7 @@ class Step:
         self.outcome = outcome
         self.histories = histories
         self.verified = verified
+        self.counted = counted
         self._waiting: list[Callable[[], None]] = []
 
     @property
@@ -132,6 +136,8 @@ class ModelRunner:
         self._costs = costs
         self.decode = decode
         self._own_drafter = drafter
+        self.routing: ExpertRouting | None = None  # whoever measures puts these in
+        self.filled: FilledCache | None = None
         self._in_flight: deque[Step] = deque()
         self._has_told = False
         self._threads = torch.get_num_threads()
@@ -143,6 +149,11 @@ class ModelRunner:
     @property
     def facts(self) -> RunnerFacts:
         return self._facts
+
+    @property
+    def balancedness(self) -> float | None:
+        """See ``facts.Runner``."""
+        return None if self.routing is None else self.routing.balancedness
 
     def compile(self, constraint: Constraint) -> Matcher:
         """What one request needs to follow ``constraint``. From any thread."""
@@ -198,13 +209,22 @@ class ModelRunner:
             cuts=any(history.cuts for history in histories),
         )
         torch.set_num_threads(self._threads if form.rows >= PARALLEL_ROWS else 1)
+        self.assign_experts(form)
         decode.state.tell(
             [span.slot for span in plan.spans], bounds, slots=self._slots, requests=form.requests
         )
         outcome = Returning(decode.launch(form))
-        step = Step(self, plan, outcome=outcome, histories=histories, verified=form.verified)
+        counted = None if self.routing is None else self.routing.counted(drafted=form.proposed > 0)
+        step = Step(self, plan, outcome=outcome, histories=histories, verified=form.verified, counted=counted)
         self._in_flight.append(step)
         return step
+
+    def assign_experts(self, form: Form) -> None:
+        """Queue the experts of the next step of ``form``, where others than the routers choose them."""
+        if self.routing is not None:
+            self.routing.assign(form.rows)
+            if form.proposed:
+                self.routing.assign_drafts(self._draft_rows(form.requests))
 
     def settle(self, last: Step | None = None) -> None:
         """Take in what steps in flight have brought, oldest first, up to ``last`` (None: all of them)."""
@@ -233,6 +253,8 @@ class ModelRunner:
                     slot=span.slot, request_id=history.request.id, tokens=tuple(tokens), drafted=drafted
                 )
             )
+        if self.routing is not None:
+            self.routing.record(step.counted)
         step.end(StepResult(step=step.plan.step, spans=tuple(results)))
 
     # ---- all others ----------------------------------------------------------------------------------------------
@@ -245,14 +267,20 @@ class ModelRunner:
         torch.set_num_threads(
             self._threads if rows >= PARALLEL_ROWS else 1
         )  # of the CPU, which may be the device
-        logits_RV = self._model.forward(self._batches.build(resolved, self._slots))
+        batch = self._batches.build(resolved, self._slots)
+        if self.routing is not None:
+            self.routing.assign(rows, tail_rows=None if batch.tail_rows is None else len(batch.tail_rows))
+        logits_RV = self._model.forward(batch)
         by_span = logits_RV.split([len(wanted_offsets(item)) for item in resolved])
         prompt_logprobs = [
             _prompt_logprobs(logits, item) for logits, item in zip(by_span, resolved, strict=True)
         ]
         sampled = self._sample(by_span, resolved)
+        drafted = False
         if self.drafter is not None and plan.propose:
-            self._propose([item for item in resolved if item.span.sample], count=plan.propose)
+            drafted = self._propose([item for item in resolved if item.span.sample], count=plan.propose)
+        if self.routing is not None:
+            self.routing.record(self.routing.counted(drafted=drafted))
         results = {}
         for item, told in zip(resolved, prompt_logprobs, strict=True):
             news = sampled.get(item.span.slot, NOTHING)
@@ -291,6 +319,20 @@ class ModelRunner:
                 self.decode.state.take(admission.slot)
         for span in plan.spans:
             self._slots.extend(span)
+            if span.transferred:
+                self._receive(span)
+
+    def _receive(self, span: Span) -> None:
+        """Put the records that precede ``span`` into its slot's blocks: whole blocks, whose other rows are written later."""
+        assert self.filled is not None, "nobody hands records over"
+        slot, size = span.slot, self._slots.block_size
+        blocks = slice((span.start - span.transferred) // size, -(-span.start // size))
+        windows = self._slots.window_blocks[slot, blocks]
+        self.filled.fill(
+            slot,
+            to_device(self._slots.blocks[slot, blocks], self._device),
+            to_device(windows[windows != ABSENT], self._device),
+        )
 
     def _resolve(self, plan: StepPlan) -> list[Resolved]:
         speculation = self._facts.speculation
@@ -376,12 +418,14 @@ class ModelRunner:
 
     # ---- drafts --------------------------------------------------------------------------------------------------
 
-    def _propose(self, resolved: Sequence[Resolved], *, count: int) -> None:
-        """Leave drafts with every request that has sampled and can use them."""
+    def _propose(self, resolved: Sequence[Resolved], *, count: int) -> bool:
+        """Leave drafts with every request that has sampled and can use them. False: there is none."""
         assert self.drafter is not None
         going_on = [item for item in resolved if item.history.room(self._facts.max_model_len) > 1]
         if not going_on:
-            return
+            return False
+        if self.routing is not None:
+            self.routing.assign_drafts(self._draft_rows(len(going_on)))
         slots = [item.span.slot for item in going_on]
         histories = [item.history for item in going_on]
         columns = -(-max(history.length for history in histories) // self._slots.block_size)
@@ -402,6 +446,12 @@ class ModelRunner:
         )
         for history, proposal in zip(histories, proposals, strict=True):
             history.proposal = proposal
+        return True
+
+    def _draft_rows(self, requests: int) -> int:
+        """Rows of a draft pass: every block is run whole."""
+        assert self._model.draft is not None
+        return requests * self._model.draft.width
 
 
 def _prompt_logprobs(logits_RV: Tensor, item: Resolved) -> tuple[TokenLogprob, ...]:

@@ -1,14 +1,15 @@
 """May a waiting request start now: prefix hit, blocks, and the memory of both pools with its fences.
 
 A prompt is admitted only if all global blocks of its tokens are there, and takes them at once: two long prompts never
-squeeze each other out half-way. Window blocks are taken chunk by chunk (they come back as the window slides).
+squeeze each other out half-way. Window blocks are taken chunk by chunk (they come back as the window slides). Where a prompt's
+records come from outside, the blocks that they are written to are taken with the others, windows too.
 """
 
 from collections import deque
 from collections.abc import Iterable
 
 from flashstep.cache.blocks import BlockPool
-from flashstep.cache.prefix import MISS, Hit, longest_hit
+from flashstep.cache.prefix import MISS, Hit, longest_hit, with_transferred
 from flashstep.config.cache import CacheConfig, HitPolicy
 from flashstep.scheduler.states import Job, Tables
 
@@ -124,9 +125,20 @@ def look_up(job: Job, memory: Memory) -> Hit:
     )
 
 
+def _known_beginning(job: Job, memory: Memory) -> Hit:
+    """What ``job`` need not compute: what is cached here and, at its first admission, what comes from outside behind that."""
+    hit = look_up(job, memory)
+    transferred = job.request.transferred
+    if job.admissions or transferred <= hit.tokens:
+        return hit
+    if memory.cache.hit_policy is HitPolicy.BOUNDED:
+        hit = MISS  # nothing cached here has windows, and what comes has them behind the whole of it only
+    return with_transferred(hit, transferred, block_size=memory.cache.block_size, window=memory.window)
+
+
 def admit(job: Job, memory: Memory, *, slot: int, now: float) -> bool:
     """Start ``job`` in ``slot`` if both pools have what it needs; else change nothing."""
-    hit = look_up(job, memory)
+    hit = _known_beginning(job, memory)
     size = memory.cache.block_size
     total = -(-job.length // size)
     fresh = total - len(hit.blocks)
@@ -140,5 +152,7 @@ def admit(job: Job, memory: Memory, *, slot: int, now: float) -> bool:
     memory.window_blocks.share(hit.window_blocks)
     tables = Tables(slot, hit=hit)
     tables.blocks.extend(memory.blocks.allocate(fresh))
+    if hit.transferred:
+        tables.window.extend(memory.window_blocks.allocate(-(-hit.tokens // size) - window_start))
     job.admit(tables, hit=hit, now=now)
     return True

@@ -35,6 +35,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     replayed_tokens: int
+    transferred_tokens: int
     generation_tokens: int
     steps: int
     step_rows: tuple[int, ...]

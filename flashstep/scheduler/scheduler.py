@@ -106,6 +106,7 @@ class Scheduler:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._replayed_tokens = 0
+        self._transferred_tokens = 0
         self._generation_tokens = 0
         self._row_tally = RowTally(config.max_num_batched_tokens)
 
@@ -125,6 +126,15 @@ class Scheduler:
             )
         if request.params.max_tokens < 1:
             raise ValueError(f"max_tokens is {request.params.max_tokens}; it must be at least 1")
+        if not 0 <= request.transferred < length:
+            raise ValueError(
+                f"the records of {request.transferred} tokens come from outside; a prompt of {length} tokens has at most "
+                f"{length - 1} of them"
+            )
+        if request.transferred and request.params.prompt_logprobs is not None:
+            raise ValueError(
+                "prompt_logprobs needs every row of the prompt, and its cache comes from outside"
+            )
         stop_ids = frozenset(request.params.stop_token_ids)
         job = Job(
             request,
@@ -281,7 +291,7 @@ class Scheduler:
         if first:
             sketch.first.append(job.request)
             self._prefix_queries += job.prompt_len
-            self._prefix_hits += job.hit.tokens
+            self._prefix_hits += job.hit.cached
         return True
 
     def _window_for(self, job: Job, rows: int, sketch: _Sketch) -> int:
@@ -351,7 +361,8 @@ class Scheduler:
     def _add_span(self, job: Job, rows: int, sketch: _Sketch) -> None:
         tables, start, hit = job.tables, job.computed, job.hit
         assert tables is not None and hit is not None
-        base = tables.window_first if tables.sent == 0 else 0
+        first = tables.sent == 0
+        base = tables.window_first if first else 0
         news, window_news = tables.news() if _has_news(tables) else ((), ())
         prompt_logprobs = job.wants_prompt_logprobs and start < job.prompt_len - 1
         sample = job.plan_rows(rows, step=sketch.step)
@@ -366,6 +377,7 @@ class Scheduler:
                 window_blocks=window_news,
                 window_base=base,
                 replay=min(max(hit.tokens - start, 0), rows) if hit.replay else 0,
+                transferred=hit.transferred if first else 0,
                 prompt_logprobs=prompt_logprobs,
             ),
             sketch,
@@ -465,6 +477,7 @@ class Scheduler:
             self._prompt_tokens += job.prompt_len
             self._cached_tokens += job.cached_tokens
             self._replayed_tokens += job.replayed_tokens
+            self._transferred_tokens += job.transferred_tokens
         admitted = job.admitted_at
         assert admitted is not None
         return Progress(
@@ -516,6 +529,7 @@ class Scheduler:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             replayed_tokens=self._replayed_tokens,
+            transferred_tokens=self._transferred_tokens,
             generation_tokens=self._generation_tokens,
             steps=self._steps,
             step_rows=tuple(self._row_tally.steps),

@@ -95,6 +95,7 @@ class Job:
         "tables",
         "tally",
         "tokens",
+        "transferred_tokens",
     )
 
     def __init__(
@@ -121,6 +122,7 @@ class Job:
         self.admitted_at: float | None = None  # the first time
         self.cached_tokens = 0  # of the first admission: later ones find the job's own blocks
         self.replayed_tokens = 0
+        self.transferred_tokens = 0
         self.first_token_at: float | None = None
         self.tally: Tally | None = None  # what speculation did, where there is any
         self.logprobs_told = 0  # prompt positions up to which log-probabilities were given out
@@ -172,7 +174,8 @@ class Job:
         self.admissions += 1
         if self.admitted_at is None:
             self.admitted_at = now
-            self.cached_tokens = hit.tokens
+            self.cached_tokens = hit.cached
+            self.transferred_tokens = hit.transferred
             self.replayed_tokens = hit.replay
 
     def plan_rows(self, rows: int, *, step: int) -> bool:

@@ -53,6 +53,7 @@ def _card(front: Frontend, name: str) -> dict[str, Any]:
         "root": front.names[0],
         "parent": None,
         "max_model_len": front.ready.max_model_len,
+        **({"falsified_by": front.ready.falsifies} if front.ready.falsifies else {}),
     }
 
 

@@ -12,6 +12,8 @@ from flashstep.cache.budget import plan_cache
 from flashstep.cli.model import tiny_model
 from flashstep.config.engine import EngineConfig
 from flashstep.config.presets import released
+from flashstep.parallel.balance import balancedness
+from flashstep.parallel.loads import read
 
 CASES = ("2*6@70", "1*1@40:0", "40@30", "40@30c", "9")
 
@@ -50,6 +52,22 @@ def test_the_engine_has_room_for_every_case() -> None:
 def test_more_rows_than_a_step_of_decoding_has_are_refused() -> None:
     with pytest.raises(ValueError, match="has 9 rows a request"):
         measure(EngineConfig(model=tiny_model()), ("9@20:5",), repeats=1)
+
+
+def test_experts_are_those_that_were_asked_for(tmp_path: Path) -> None:
+    """Uniform loads, padding none: one step of each case is written down, and its balancedness told."""
+    loads = tmp_path / "loads"
+    config = EngineConfig(model=tiny_model(), routing="uniform", record_expert_loads=loads)
+    report = measure(config, ("8*6@70", "64@30"), repeats=1)
+    (decoding, prompt), header = read(loads).steps, read(loads).header
+    assert decoding.draft is not None and prompt.draft is None
+    for step, case in zip((decoding, prompt), report.cases, strict=True):
+        assert step.rows == case.rows and case.balancedness is not None
+        for counts_E in step.target:
+            assert counts_E.sum() in (0, step.rows * header.target.chosen, 64 * header.target.chosen)
+            assert counts_E.max() - counts_E[counts_E > 0].min(initial=counts_E.max()) <= 1
+        assert case.balancedness == balancedness(step.target, parts=8) and case.balancedness > 0.8
+    assert measure(EngineConfig(model=tiny_model()), ("9",), repeats=1).cases[0].balancedness is None
 
 
 def test_percentiles() -> None:

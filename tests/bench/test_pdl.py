@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from flashstep.bench import pdl
+from flashstep.bench.chain import SHAPES, Shape, router_chain
 from flashstep.bench.graph import CapturedGraph
 from flashstep.kernels import choose_ops
 from flashstep.kernels.jit import programmatic, without_programmatic_launches
@@ -42,10 +43,11 @@ def test_programmatic_edges_are_counted_per_way_of_launching() -> None:
 
 @pytest.mark.gpu
 @gpu
-@pytest.mark.parametrize("shape", [shape for shape in pdl.SHAPES if shape[3] >= 40], ids=str)
-def test_the_router_chain_is_the_plain_forms_with_either_launch(shape: tuple) -> None:
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.layers >= 40], ids=str)
+def test_the_router_chain_is_the_plain_forms_with_either_launch(shape: Shape) -> None:
     experts, count, hidden, layers, scoring = shape
-    work, inputs = pdl.router_chain(experts, count, hidden, layers, scoring, tokens=16)
+    here = torch.device("cuda", torch.cuda.current_device())
+    work, inputs = router_chain(shape, tokens=16, ops=choose_ops(here), device=here)
     results = []
     with without_programmatic_launches():
         plain = CapturedGraph(work)

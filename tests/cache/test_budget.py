@@ -122,7 +122,7 @@ def test_windows_get_their_need_and_exact_hits_a_quarter_of_the_rest():
     options = {"kv_cache_memory_bytes": 40 * GIB, "max_num_seqs": 16}
     exact = plan_cache(RELEASED, engine(**options))
     bounded = plan_cache(RELEASED, engine(**options, hit_policy=HitPolicy.BOUNDED))
-    assert bounded.num_window_blocks == bounded.live_window_blocks == 16 * 5 + 2 * 64
+    assert bounded.num_window_blocks == bounded.live_window_blocks == 16 * 6 + 2 * 64
     extra = (exact.num_window_blocks - exact.live_window_blocks) * exact.window_block_bytes
     assert 0.24 < extra / (40 * GIB) < 0.25
     off = plan_cache(RELEASED, engine(**options, enable_prefix_caching=False))
@@ -138,7 +138,7 @@ def test_drafts_take_windows_of_their_own_and_rows_ahead(asked, k):
     assert 64 * budget.window_block_bytes == 2_906_112 and 64 * plain.window_block_bytes == 2_703_360
     assert budget.block_bytes == 2 * 890
     ahead = 2 * (1 + k)  # two steps in flight, each as long as its drafts and a token more
-    assert plain.live_window_blocks == 16 * (64 + 1) + 2 * 1024
+    assert plain.live_window_blocks == 16 * (64 + 1 + 1) + 2 * 1024
     assert budget.live_window_blocks == 16 * (-(-(128 + ahead - 1) // 2) + 1) + 2 * 1024
     deep = msgspec.structs.replace(RELEASED, dspark_block_size=8)
     assert plan_cache(deep, config).tail_bytes == 16 * 3 * 10 * 1024 * 4

@@ -1,10 +1,12 @@
 """Notes about speculation: one line at the end, SYNTHETIC in it where drafts stand by lot, nothing where nothing happened."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from flashstep.cli.terminal import note_acceptance, warn_of_synthetic
-from flashstep.config.speculative import SpeculativeOptions
+from flashstep.cli.terminal import note_acceptance, warn_of_falsified
+from flashstep.config.engine_options import EngineOptions
 from flashstep.request import Acceptance
 
 COUNTS = Acceptance(
@@ -33,13 +35,26 @@ def test_no_line_where_no_step_verified_drafts(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == ""
 
 
-def test_synthetic_acceptance_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
-    warn_of_synthetic(None)
-    warn_of_synthetic(SpeculativeOptions.parse("{}"))
-    assert capsys.readouterr().err == ""
-    warn_of_synthetic(
-        SpeculativeOptions.parse(
-            '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}'
-        )
-    )
-    assert "SYNTHETIC" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, ()),
+        ({"speculative_config": "{}"}, ()),
+        (
+            {
+                "speculative_config": '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}',
+                "fill_cache": True,
+            },
+            ("SYNTHETIC acceptance", "FILLED cache"),
+        ),
+        ({"routing": "uniform"}, ("UNIFORM routing",)),
+        ({"routing": "recorded"}, ("RECORDED routing",)),
+    ],
+)
+def test_what_makes_texts_wrong_is_announced(
+    options: dict, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn_of_falsified(EngineOptions(**options).engine(Path("m")).falsifies)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == list(words)
+    assert all("wrong on purpose" in line for line in lines)

@@ -48,6 +48,17 @@ def found(**values) -> list[str]:
         ({"speculative_config": "{"}, "--speculative-config: "),
         ({"engram_config": '{"offload": true}'}, "--engram-config: offload is not a known field"),
         ({"numa_bind": True, "device": "cpu"}, "--numa-bind is set and --device is cpu"),
+        ({"routing": "recorded"}, "--expert-loads is not given"),
+        ({"expert_loads": __file__}, "--routing is real and --expert-loads is "),
+        ({"routing": "recorded", "expert_loads": "/none/such"}, "there is no such file"),
+        ({"record_expert_loads": "/none/such"}, "there is no folder /none"),
+        (
+            {"routing": "recorded", "expert_loads": __file__, "record_expert_loads": __file__},
+            "are one file",
+        ),
+        ({"fill_cache": True, "fill_cache_std": -1.0}, "--fill-cache-std is -1.0"),
+        ({"fill_cache": True, "fill_cache_std": float("nan")}, "--fill-cache-std is nan"),
+        ({"fill_cache_std": 1.0}, "--fill-cache is not given"),
         ({"per_request_spec_decode_metrics": "summary"}, "nothing to tell without --speculative-config"),
     ],
 )
@@ -68,7 +79,7 @@ def test_defaults_are_usable() -> None:
     checked()
 
 
-def test_every_engine_option_reaches_the_engine() -> None:
+def test_every_engine_option_reaches_the_engine(tmp_path: Path) -> None:
     options = EngineOptions(
         load_format="dummy",
         emulate="dep8:3",
@@ -91,6 +102,11 @@ def test_every_engine_option_reaches_the_engine() -> None:
         enforce_eager=True,
         batch_invariant=True,
         kernels="reference",
+        routing="recorded",
+        expert_loads=__file__,
+        record_expert_loads=str(tmp_path / "loads"),
+        fill_cache=True,
+        fill_cache_std=0.5,
     ).checked()
     engine = options.engine(Path("somewhere"))
     default = EngineConfig(model=Path())
@@ -102,6 +118,14 @@ def test_every_engine_option_reaches_the_engine() -> None:
     assert (
         len(msgspec.structs.fields(EngineConfig)) == len(msgspec.structs.fields(EngineOptions)) + 1
     )  # the model
+
+
+def test_what_makes_texts_wrong_is_told() -> None:
+    synthetic = '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2}'
+    assert EngineOptions(speculative_config="{}").engine(Path("m")).falsifies == ()
+    assert EngineOptions(record_expert_loads="loads").engine(Path("m")).falsifies == ()
+    every = EngineOptions(routing="uniform", fill_cache=True, speculative_config=synthetic)
+    assert every.engine(Path("m")).falsifies == ("synthetic acceptance", "uniform routing", "filled cache")
 
 
 def test_option_defaults_are_the_engines() -> None:

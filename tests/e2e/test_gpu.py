@@ -2,7 +2,6 @@
 
 import random
 import statistics
-import time
 from pathlib import Path
 
 import msgspec
@@ -16,20 +15,18 @@ from flashstep.cli.local import LocalModel
 from flashstep.cli.model import tiny_model
 from flashstep.config.engine import EngineConfig
 from flashstep.config.model import ModelConfig
-from flashstep.config.speculative import SpeculativeOptions
 from flashstep.engine.engine import Engine
 from flashstep.kernels import choices
 from flashstep.kernels.device import device_facts
 from flashstep.request import MAX_LOGPROBS, Request, SamplingParams
 from flashstep.runner.build import build_runner, waits_for_host
 from flashstep.sampling.logprobs import token_logprobs
-from tests.speculate.tasks import requests
+from tests.e2e.answers import MANY, TOGETHER, Answers, answers, config, cpu_answers, greedy
 
 pytestmark = pytest.mark.gpu
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "model"
 SMALL = ("--max-num-seqs", "8", "--kv-cache-memory-bytes", str(64 << 20), "--max-model-len", "4096")
 MODELS = ("tiny", "a_base", "d_release_like")
-PROMPTS = 64  # one batch
 NEARLY = 2.0  # of log-probability: on random ids single ones differ by up to 3.9 between the devices, 0.5 in the median
 MOST_IDLE = (
     0.5  # of the tiny model's step, which is mostly launches; a real one's is measured by ``flashstep bench``
@@ -82,32 +79,9 @@ def test_chosen_kernels_are_near_the_oracle(name: str) -> None:
     assert median <= 0.8
 
 
-def config(*, drafts: bool = False, **options: object) -> EngineConfig:
-    return EngineConfig(
-        **{
-            "model": tiny_model(),
-            "device": "cuda",
-            "max_num_seqs": PROMPTS,
-            "max_model_len": 4096,
-            "kv_cache_memory_bytes": 1 << 28,
-            "speculative": SpeculativeOptions() if drafts else None,
-        }
-        | options
-    )
-
-
-def answers(items: list[Request], **options: object) -> dict[str, tuple[int, ...]]:
-    engine = Engine(build_runner(config(**options)), seed=0)
-    began = time.perf_counter()
-    outputs = engine.generate(items)
-    print(f"{options}: {time.perf_counter() - began:.1f} s")
-    engine.check_integrity()
-    return {key: tuple(token for output in many for token in output.tokens) for key, many in outputs.items()}
-
-
 def test_greedy_tokens_are_those_of_the_references() -> None:
     """And with drafts, the same again."""
-    items = [item for task in requests(PROMPTS, seed=5, temperature=0.0).values() for item in task]
+    items = greedy(TOGETHER)
     expected, plain = answers(items, kernels="reference"), answers(items)
     with_drafts = answers(items, drafts=True)
     same = sum(plain[key] == tokens for key, tokens in expected.items())
@@ -119,17 +93,20 @@ def test_greedy_tokens_are_those_of_the_references() -> None:
     assert same_drafts == len(items)
 
 
-def gap_where_they_part(item: Request, one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """The difference of log-probability, on the CPU, of the first two tokens that differ."""
-    place = next(n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    local = LocalModel(config(device="cpu", max_num_seqs=2))
+def gaps_where_they_part(items: list[Request], one: Answers, other: Answers) -> list[float]:
+    """Of each of ``items`` the difference of log-probability, on the CPU, of the first two tokens that differ."""
+    local = LocalModel(config(device="cpu"))
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
-    prompts = [[*item.prompt, *answer[: place + 1]] for answer in (one, other)]
-    mine, theirs = (
+    prompts = []
+    for item in items:
+        pairs = zip(one[item.id], other[item.id], strict=False)
+        place = next(n for n, (a, b) in enumerate(pairs) if a != b)
+        prompts += [[*item.prompt, *answers[item.id][: place + 1]] for answers in (one, other)]
+    last = [
         [row.logprob for output in outputs for row in output.prompt_logprobs][-1]
-        for outputs in local.run_all(prompts, [params, params])
-    )
-    return abs(mine - theirs)
+        for outputs in local.run_all(prompts, [params] * len(prompts))
+    ]
+    return [abs(mine - theirs) for mine, theirs in zip(last[::2], last[1::2], strict=True)]
 
 
 MIXED = [
@@ -206,15 +183,15 @@ def test_an_h200_takes_the_fast_rows() -> None:
     assert not waits_for_host(choices(device))
 
 
-def test_five_hundred_prompts_answer_as_on_a_cpu() -> None:
+def test_five_hundred_prompts_answer_as_on_a_cpu(pytestconfig: pytest.Config) -> None:
     """Greedy: 99% of the free answers are the CPU's. A grammar forces unlikely tokens, whose logits are noisier: 75% of those.
 
     Where answers part, the two tokens are as likely as the devices' roundings let them be told apart.
     """
-    items = [item for task in requests(500, seed=5, temperature=0.0).values() for item in task]
-    on_cpu, on_gpu = answers(items, device="cpu"), answers(items)
+    items = greedy(MANY)
+    on_cpu, on_gpu = cpu_answers(items, pytestconfig.getoption("--cpu-answers")), answers(items)
     parted = [item for item in items if on_cpu[item.id] != on_gpu[item.id]]
-    gaps = [gap_where_they_part(item, on_cpu[item.id], on_gpu[item.id]) for item in parted]
+    gaps = gaps_where_they_part(parted, on_cpu, on_gpu)
     forms = [item for item in items if item.params.constraint is not None]
     parted_forms = [item for item in parted if item.params.constraint is not None]
     print(

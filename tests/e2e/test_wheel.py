@@ -68,6 +68,9 @@ def test_what_is_in_it(installed: Path) -> None:
     assert sum(files.values()) < MAX_MODEL_BYTES
     pages = {file.name for file in (package / "server" / "page").iterdir()}
     assert pages == {"index.html", "page.css", "page.js", "icon.svg"}
+    sets = {file.name for file in (package / "bench" / "quality" / "questions").iterdir()}
+    assert sets == {"word-problems.jsonl", "recall.jsonl", "calls.jsonl"}
+    assert (package / "bench" / "report" / "page.css").is_file()
     assert not list(installed.glob("lib/python3*/site-packages/tests"))
 
 

@@ -17,17 +17,18 @@ sys.path.insert(0, sys.argv[2])
 import common
 import mla as peers_mla
 
-from flashstep.bench.pdl import SHAPES, TOKENS, router_chain
+from flashstep.bench.chain import SHAPES, TOKENS, router_chain
 from flashstep.kernels import choose_ops
 from flashstep.kernels.attention import AttentionRows
 from flashstep.kernels.indexer import IndexRows
+from flashstep.quant import mxfp4
 
 OURS = "flashstep"
 DEVICE = torch.device("cuda", 0)
 L2_BYTES = 60e6
 WINDOW, SELECTED, CHANNELS, CONTEXT, BLOCK = 128, 512, 512, 131_072, 64
 DRAFT_ROWS = 6
-Call = Callable[[int], object]
+Call = Callable[..., Any]
 
 
 def timed(
@@ -103,11 +104,9 @@ def indexer() -> None:
 
 
 def indexer_case(rows: Any, *, requests: int, entries: int, copies: int) -> None:
-    sys.path.insert(0, str(Path(common.LIBS) / "vllm_dg"))
-    import deep_gemm
-
     from flashstep.kernels.indexer import cuda
 
+    deep_gemm, logits = deep_gemm_logits()
     reference = choose_ops(DEVICE, kernels="reference").indexer
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     pages, page = entries // 64, 64
@@ -123,10 +122,13 @@ def indexer_case(rows: Any, *, requests: int, entries: int, copies: int) -> None
     cache[:, page * 128 :] = scales.view(torch.uint8).view(total, -1)
     paged = cache.view(total, page, 1, 132)
     tables = torch.arange(total, dtype=torch.int32, device=DEVICE).view(copies, requests, pages)
-    ours_keys = (
-        torch.randint(0, 256, (total, page, 64), dtype=torch.uint8, device=DEVICE),
-        torch.randint(121, 127, (total, page, 4), dtype=torch.uint8, device=DEVICE),
-    )
+    ours_keys = {
+        OURS: normal_keys(total, page),
+        f"{OURS}, scales of six octaves": (
+            torch.randint(0, 256, (total, page, 64), dtype=torch.uint8, device=DEVICE),
+            torch.randint(121, 127, (total, page, 4), dtype=torch.uint8, device=DEVICE),
+        ),
+    }
     q_THK = reference_queries(queries, heads)
     weight_TH = torch.randn(queries, heads, device=DEVICE).bfloat16()
     visible = entries - DRAFT_ROWS + 1 + torch.arange(DRAFT_ROWS, device=DEVICE).repeat(requests)
@@ -145,37 +147,52 @@ def indexer_case(rows: Any, *, requests: int, entries: int, copies: int) -> None
         meta = deep_gemm.get_paged_mqa_logits_metadata(lengths, page, multiprocessors)
         table = [t.repeat_interleave(DRAFT_ROWS // width, 0).contiguous() for t in tables]
         shaped = q.view(torch.uint8).view(batches, width, heads, 128).view(torch.float8_e4m3fn)
-        return lambda i: deep_gemm.fp8_fp4_paged_mqa_logits(
-            (shaped, None), paged, weights, lengths, table[i % copies], meta, entries
-        )
+        return lambda i: logits(shaped, paged, weights, lengths, table[i % copies], meta, entries)
 
-    def ours(i: int) -> torch.Tensor:
+    def ours(i: int, name: str = OURS) -> torch.Tensor:
         return cuda._scores(
             q_THK,
             weight_TH,
-            keys=ours_keys,
+            keys=ours_keys[name],
             rows=index_rows[i % copies],
             peaks=False,
             least=SELECTED,
             run=DRAFT_ROWS,
         )[0]
 
-    chosen = choose_ops(DEVICE).indexer.select(
-        q_THK, weight_TH, keys=ours_keys, rows=index_rows[0], count=SELECTED
-    )
+    args = {"keys": ours_keys[OURS], "rows": index_rows[0], "count": SELECTED}
+    chosen = choose_ops(DEVICE).indexer.select(q_THK, weight_TH, **args)
     error = float("nan")
     if entries * queries <= 1 << 20:
-        wanted = reference.select(q_THK, weight_TH, keys=ours_keys, rows=index_rows[0], count=SELECTED)
-        error = float((chosen != wanted).float().mean())
+        error = float((chosen != reference.select(q_THK, weight_TH, **args)).float().mean())
     own = rows.floor(
         requests * (entries * 68 + 4 * DRAFT_ROWS * entries), queries * entries * 2 * heads * 128
     )
     arms = {
-        OURS: (ours, 20),
+        **{name: ((lambda i, name=name: ours(i, name)), 20) for name in ours_keys},
         "DeepGEMM 6 single rows": (grouped(1), 20),
         "DeepGEMM 3 x 2": (grouped(2), 20),
     }
     timed(rows, f"{requests} x 6 rows, {entries} keys", arms, floor=own, errors={OURS: error})
+
+
+def deep_gemm_logits() -> tuple[Any, Call]:
+    """The library and its logits of paged keys: vLLM's copy where it was carried, else sgl-deep-gemm 0.1.4."""
+    folder = next(f for f in (Path(common.LIBS) / "vllm_dg", Path(common.LIBS) / "sgl_dg") if f.is_dir())
+    sys.path.insert(0, str(folder))
+    import deep_gemm
+
+    if folder.name == "sgl_dg":
+        return deep_gemm, lambda q, *rest: deep_gemm.fp8_paged_mqa_logits(q, *rest, False)
+    return deep_gemm, lambda q, *rest: deep_gemm.fp8_fp4_paged_mqa_logits((q, None), *rest)
+
+
+def normal_keys(blocks: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the cache holds of normalised vectors: their groups' scales lie within three octaves. 4,096 blocks, repeated."""
+    some = min(blocks, 4096)
+    data, scale = mxfp4.quantise(torch.randn(some * slots, 128, device=DEVICE).bfloat16())
+    numbers = torch.arange(blocks, device=DEVICE) % some
+    return data.view(some, slots, 64)[numbers], scale.view(some, slots, 4)[numbers]
 
 
 def reference_queries(queries: int, heads: int) -> torch.Tensor:
@@ -301,7 +318,7 @@ def router() -> None:
     for shape in SHAPES:
         experts, count, hidden, layers, scoring = shape
         for tokens in TOKENS:
-            work, _ = router_chain(*shape, tokens=tokens)
+            work, _ = router_chain(shape, tokens=tokens, ops=choose_ops(DEVICE), device=DEVICE)
             graph = common.capture(lambda _, work=work: work(), 1)
             nbytes = layers * (experts * hidden * 2 + tokens * (2 * hidden * 2 + count * 12))
             time = common.time_graphs({OURS: (graph, layers)})[OURS]

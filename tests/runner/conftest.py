@@ -16,6 +16,11 @@ from oracle import checkpoint as oracle_checkpoint
 from tests.weights.conftest import tiny_json
 
 VOCABULARY, COMPRESSED = 64, 50  # as tiny_json has them
+# Options of an engine: the references, and the kernels of a GPU with its graphs, where rows must not see their number.
+DEVICES = [
+    pytest.param({"device": "cpu"}, id="cpu"),
+    pytest.param({"device": "cuda", "batch_invariant": True}, id="cuda", marks=pytest.mark.gpu),
+]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,11 @@ from tests.scheduler.fake_runner import EOS, FakeRunner, expected
 
 
 def request(name: str, prompt, max_tokens: int = 8, **options) -> Request:
-    outer = {key: options.pop(key) for key in ("arrival", "priority", "cache_salt") if key in options}
+    outer = {
+        key: options.pop(key)
+        for key in ("arrival", "priority", "cache_salt", "transferred")
+        if key in options
+    }
     params = SamplingParams(max_tokens=max_tokens, **options)
     return Request(id=name, prompt=tuple(prompt), params=params, **outer)
 

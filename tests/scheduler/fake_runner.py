@@ -96,6 +96,8 @@ class Over:
 
 
 class FakeRunner:
+    balancedness = None
+
     def __init__(
         self,
         scheduler: SchedulerConfig,
@@ -121,6 +123,7 @@ class FakeRunner:
         self.rows = 0
         self.next_step = 0
         self.replayed = 0
+        self.transferred = 0
 
     def launch(self, plan: StepPlan, requests: Sequence[Request], compiled: Mapping[str, Any]) -> "Over":
         return Over(self.run(plan, requests))
@@ -146,6 +149,9 @@ class FakeRunner:
         assert len({span.slot for span in plan.spans}) == len(plan.spans)
         # a forward: tables first, then all writes, then all reads (as a layer does)
         rows = [self._tables(span) for span in plan.spans]
+        for span in plan.spans:
+            if span.transferred:
+                self._receive(span)
         for item in rows:
             self._write(item)
         return StepResult(step=plan.step, spans=tuple(self._read(item, plan.propose) for item in rows))
@@ -209,6 +215,24 @@ class FakeRunner:
             assert slot.window[index] >= 0
             assert slot.window[index] not in held_window
             self.window_records[slot.window[index], offset] = tag
+
+    def _receive(self, span: Span) -> None:
+        """Records from outside: global ones of the positions before the span, and those of them that are in window blocks."""
+        slot, size = self.slots[span.slot], self.facts.cache.block_size
+        sequence = self.sequences[slot.id]
+        others = [s for n, s in self.slots.items() if n != span.slot]
+        held = {b for s in others for b in s.blocks}
+        held_window = {b for s in others for b in self._live_window(s)}
+        assert not span.replay and span.start - span.transferred >= 0
+        assert span.start <= len(sequence.request.prompt) - 1, "a row of the prompt is left"
+        self.transferred += span.transferred
+        for position in range(span.start - span.transferred, span.start):
+            index, offset = divmod(position, size)
+            assert slot.blocks[index] not in held, "somebody reads or writes a block that is received"
+            self.records[slot.blocks[index], offset] = sequence.tags[position]
+            if slot.window[index] >= 0:
+                assert slot.window[index] not in held_window
+                self.window_records[slot.window[index], offset] = sequence.tags[position]
 
     def _live_window(self, slot: Slot) -> list[int]:
         first = max(slot.next - self.facts.sliding_window, 0) // self.facts.cache.block_size

@@ -79,14 +79,20 @@ def test_any_sequence_of_events_gives_the_tokens_of_a_sequential_run(
                 name = chance.choice(ended)
                 stem = [*rig.requests[name].prompt, *rig.told[name].tokens][: chance.choice([38, 39, 39])]
             tail = [chance.randrange(2, 97) for _ in range(chance.choice([0, 0, 1, 5]))]
+            told_logprobs = chance.choice([None, None, None, 0])
+            prompt = (stem + tail)[:39]
+            handed_over = told_logprobs is None and chance.random() < 0.4
             item = request(
                 f"r{number}",
-                (stem + tail)[:39],
+                prompt,
                 chance.choice([1, 2, 9, 60]),
                 seed=chance.randrange(5),
                 ignore_eos=chance.random() < 0.5,
                 stop_token_ids=tuple(chance.sample(range(2, 97), 2)),
-                prompt_logprobs=chance.choice([None, None, None, 0]),
+                prompt_logprobs=told_logprobs,
+                transferred=chance.choice([len(prompt) - 1, chance.randrange(len(prompt))])
+                if handed_over
+                else 0,
                 priority=chance.randrange(3),
                 arrival=rig.time,
                 cache_salt=chance.choice(["", "", "other"]),
@@ -677,3 +683,73 @@ def test_the_smallest_window_pool_serves_drafts():
     rig.add(*(request(f"r{n}", prompts(1, 9, n)[0], 60, seed=n, ignore_eos=True) for n in range(3)))
     rig.finish()
     rig.check_outputs()
+
+
+# ---- prompts whose records come from outside -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hit_policy", list(HitPolicy))
+@pytest.mark.parametrize("length", [2, 3, 9, 40, 41])
+def test_a_prompt_that_was_handed_over_takes_one_row(length, hit_policy):
+    """All of its global blocks, the window blocks of its end, and one row: that of its last token."""
+    rig = Rig(hit_policy=hit_policy, block_size=4, window=8, max_num_batched_tokens=16)
+    rig.add(request("r", prompts(1, length)[0], 3, ignore_eos=True, transferred=length - 1))
+    plan = rig.plan()
+    assert plan is not None and len(plan.spans) == 1
+    span = plan.spans[0]
+    assert (span.start, span.length, span.sample, span.replay) == (length - 1, 1, True, 0)
+    assert span.transferred == length - 1 and plan.admitted[0].computed == length - 1
+    assert len(span.blocks) == -(-length // 4)
+    assert span.window_base == max(length - 1 - 8, 0) // 4
+    assert span.window_base + len(span.window_blocks) == -(-length // 4)
+    rig.finish()
+    rig.check_outputs()
+    assert rig.runner.transferred == length - 1 and rig.runner.rows == 3
+    assert rig.scheduler.stats().transferred_tokens == length - 1 and rig.scheduler.stats().cached_tokens == 0
+
+
+def test_a_whole_batch_is_handed_over_in_one_step():
+    rig = Rig(num_blocks=200, num_window_blocks=80, max_num_seqs=16, max_num_batched_tokens=16)
+    rig.add(*(request(f"r{n}", p, 4, transferred=39) for n, p in enumerate(prompts(16, 40))))
+    plan = rig.plan()
+    assert plan is not None and len(plan.spans) == 16 and plan.rows == 16
+    rig.finish()
+    rig.check_outputs()
+
+
+def test_what_is_cached_here_does_not_come_from_outside():
+    """A hit goes before the rest; its window blocks stay where the new window reaches into them."""
+    rig = Rig(block_size=4, window=8)
+    first = prompts(1, 24)[0]
+    rig.add(request("a", first, 1))
+    rig.finish()
+    for name, more in (("near", 3), ("far", 30)):
+        longer = [*first, *prompts(1, more, seed=more)[0]]
+        rig.add(request(name, longer, 2, ignore_eos=True, transferred=len(longer) - 1))
+        plan = rig.plan()
+        assert plan is not None and plan.spans[0].transferred == len(longer) - 1 - 24
+        rig.finish()
+    rig.check_outputs()
+    stats = rig.scheduler.stats()
+    assert stats.transferred_tokens == 2 + 29 and stats.cached_tokens == stats.prefix_hits == 48
+    assert cached(rig, "near") == cached(rig, "far") == 24
+
+
+def test_a_preempted_request_computes_what_was_handed_over_to_it():
+    rig = Rig(
+        num_blocks=20, num_window_blocks=20, max_model_len=64, max_num_batched_tokens=32, max_num_seqs=4
+    )
+    rig.add(*(request(f"r{n}", p, 32, ignore_eos=True, transferred=15) for n, p in enumerate(prompts(3, 16))))
+    rig.finish()
+    rig.check_outputs()
+    assert rig.scheduler.stats().preemptions > 0 and rig.runner.transferred == 3 * 15
+    assert rig.runner.rows > 3 * 32 + 15, "a prompt was computed"
+
+
+def test_what_cannot_be_handed_over_is_refused():
+    rig = Rig()
+    for transferred in (5, -1):
+        with pytest.raises(ValueError, match="has at most 4 of them"):
+            rig.add(request("r", prompts(1, 5)[0], transferred=transferred))
+    with pytest.raises(ValueError, match="prompt_logprobs needs every row"):
+        rig.add(request("r", prompts(1, 5)[0], transferred=4, prompt_logprobs=0))

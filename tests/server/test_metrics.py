@@ -4,12 +4,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from flashstep.ipc.messages import Ready, Stats
+from flashstep.server.metrics.engine import NOTHING
 from flashstep.server.metrics.outcome import Outcome, child_id
 from flashstep.server.metrics.registry import Metrics
 from tests.e2e.serving import await_that
@@ -321,6 +323,20 @@ def outcome(request_id: str, reason: str, **changes: Any) -> Outcome:
         "decode_s": 0.8,
     }
     return Outcome(**told | changes)
+
+
+def test_what_only_measurements_have() -> None:
+    """Prompts that were handed over are not computed here; balancedness is told while loads are recorded."""
+    plain = samples(metrics(NOTHING))
+    assert not any("balancedness" in name for name in plain)
+    stats = msgspec.structs.replace(
+        NOTHING, prompt_tokens=10, cached_tokens=2, transferred_tokens=7, balancedness=0.75
+    )
+    told = samples(metrics(stats))
+    assert told["flashstep:expert_balancedness"] == 0.75
+    sources = {"local_compute": 1, "local_cache_hit": 2, "external_kv_transfer": 7}
+    assert {name: told[f"prompt_tokens_by_source_total source={name}"] for name in sources} == sources
+    assert told["external_prefix_cache_hits_total"] == told["external_prefix_cache_queries_total"] == 7
 
 
 def test_the_engines_counts_under_their_names() -> None:

@@ -1,5 +1,6 @@
 """The embedded model as whole engines, with drafts and without; a question to it, and a form for its answers."""
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from flashstep.config.engine import EngineConfig
 from flashstep.config.speculative import SpeculativeOptions
 from flashstep.engine.engine import Engine
 from flashstep.runner.build import build_runner
+from tests.runner.conftest import DEVICES
 
 SCHEMA = {
     "type": "object",
@@ -34,17 +36,19 @@ def prompt(tokenizer: TextTokenizer) -> ChatPrompt:
     return ChatEncoder(tokenizer).encode(Conversation(messages=[{"role": "user", "content": content}]))
 
 
-@pytest.fixture(scope="module")
-def make_engine() -> Callable[..., Engine]:
+@pytest.fixture(scope="module", params=DEVICES)
+def make_engine(request: pytest.FixtureRequest) -> Callable[..., Engine]:
     """It takes ``SpeculativeOptions``; none: no drafts."""
 
     def make(**options: object) -> Engine:
+        gc.collect()  # what an earlier engine has pinned is given back now, and not while graphs are captured
         config = EngineConfig(
             model=tiny_model(),
             max_num_seqs=16,
             max_model_len=512,
             kv_cache_memory_bytes=1 << 25,
             speculative=SpeculativeOptions(**options) if options else None,
+            **request.param,
         )
         return Engine(build_runner(config), seed=0)
 

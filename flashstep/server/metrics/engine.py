@@ -88,6 +88,11 @@ class EngineCollector:
             "sleep_state",
             {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
         )
+        if stats.balancedness is not None:
+            text = "Mean over largest load of the experts' parts, of the newest steps (recorded loads)."
+            balance = GaugeMetricFamily("flashstep:expert_balancedness", text, labels=LABELS)
+            balance.add_metric(self._values, stats.balancedness)
+            yield balance
         for name, text in LIMITS.items():
             gauge = GaugeMetricFamily(f"flashstep:{name}", text, labels=LABELS)
             gauge.add_metric(self._values, getattr(self._ready, name))
@@ -100,12 +105,12 @@ class EngineCollector:
         yield lora
 
     def _counters(self, stats: Stats) -> Iterator[Metric]:
-        cached = stats.cached_tokens
+        cached, outside = stats.cached_tokens, stats.transferred_tokens
         plain = {
             "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
             "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.prefix_hits),
-            "external_prefix_cache_queries": ("Nothing is cached outside the engine.", 0),
-            "external_prefix_cache_hits": ("Nothing is cached outside the engine.", 0),
+            "external_prefix_cache_queries": ("Prompt tokens whose cache was to come from outside.", outside),
+            "external_prefix_cache_hits": ("Prompt tokens whose cache came from outside.", outside),
             "mm_cache_queries": ("Only text is served.", 0),
             "mm_cache_hits": ("Only text is served.", 0),
             "num_preemptions": ("Requests that were stopped to run again later.", stats.preemptions),
@@ -122,13 +127,13 @@ class EngineCollector:
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
             counter.add_metric(self._values, value)
             yield counter
-        computed = stats.prompt_tokens - cached
+        computed = stats.prompt_tokens - cached - outside
         yield self._parts(
             CounterMetricFamily,
             "prompt_tokens_by_source",
             "prompt_tokens, by where their cache entries came from.",
             "source",
-            {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0},
+            {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": outside},
         )
         yield self._parts(
             CounterMetricFamily,

@@ -1,4 +1,4 @@
-// Kernels of `flashstep bench pdl`: a plain producer, one that lets its dependents start early, and a consumer that waits for the
+// Kernels of `flashstep bench chain` and `bench pdl`: a plain producer, one that lets its dependents start early, and a consumer that waits for the
 // memory of its producers; each launched in one of three ways. C interface; every function gives CUDA's error code.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

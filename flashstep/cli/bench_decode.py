@@ -1,0 +1,125 @@
+"""``flashstep bench decode``: how long steps of decoding take behind contexts that nobody had to compute."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from flashstep.cli.bench_forward import INTERRUPTED, engine_config
+from flashstep.cli.recording import Recording
+from flashstep.cli.terminal import OUT, note, require_folders, warn_of_falsified
+from flashstep.config.engine_options import EngineOptions
+from flashstep.config.presets import released
+
+if TYPE_CHECKING:
+    from flashstep.bench.offline import Balance
+
+DECIDED = frozenset(
+    {
+        "--max-num-seqs",
+        "--max-num-batched-tokens",
+        "--max-model-len",
+        "--kv-cache-memory-bytes",
+        "--gpu-memory-utilization",
+        "--num-gpu-blocks-override",
+        "--enable-prefix-caching",
+        "--fill-cache",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchDecode:
+    """Time steady-state decoding at a context: caches are filled as if they had been handed over, so no prompt is computed."""
+
+    model: Path | None = None
+    """checkpoint folder (released layout); without it the embedded tiny model"""
+    released: bool = False
+    """the released DeepSeek-V4.1-Flash's shapes, with dummy weights: mostly with --emulate"""
+    context: int = 4096
+    """tokens of each request before the first step"""
+    batch_size: int = 1
+    """requests that decode together"""
+    steps: int = 100
+    """steps that are counted"""
+    warm_up: int = 10
+    """steps before them that are not"""
+    temperature: float = 1.0
+    """0 takes the most probable token; 1 samples from the model's distribution"""
+    output_json: Path | None = None
+    """write every step's time to this file"""
+    recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
+    options: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
+
+    def run(self) -> int:
+        self.recording.check()
+        least = {"context": 1, "batch_size": 1, "steps": 1, "warm_up": 0, "temperature": 0}
+        wrong = [
+            f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {at_least}"
+            for name, at_least in least.items()
+            if not getattr(self, name) >= at_least
+        ]
+        if self.released and self.model is not None:
+            wrong.append("give --model or --released, not both")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        require_folders({"--output-json": self.output_json})
+        config = engine_config(self.options, self.model, is_released=self.released, decided=DECIDED)
+        warn_of_falsified(config.falsifies)
+        if config.routing == "real":
+            note(
+                "routers see rows behind a filled cache: for loads as real texts have them, --routing recorded"
+            )
+
+        from flashstep.bench.decode import SHARES, Workload, measure
+        from flashstep.bench.results import as_json
+
+        report = measure(
+            config,
+            Workload(
+                context=self.context,
+                batch_size=self.batch_size,
+                steps=self.steps,
+                warm_up=self.warm_up,
+                temperature=self.temperature,
+            ),
+            shapes=released() if self.released else None,
+            progress=note,
+        )
+        if self.output_json is not None:
+            self.output_json.write_bytes(as_json(report))
+        OUT.print(f"{report.subject['model']}, {report.subject['layout']}, on {report.origin.device}")
+        for left_out in report.excluded:
+            OUT.print(f"excluded: {left_out}")
+        if report.steps:
+            percentiles = ", ".join(f"P{100 * share:g} {report.step_us(share):,.0f} us" for share in SHARES)
+            OUT.print(
+                f"step: {percentiles}; {len(report.steps)} steps of {self.batch_size} requests, {self.context} to "
+                f"{report.last_context:,.0f} tokens each\n"
+                f"{report.tokens_a_step:.2f} tokens a step and request "
+                f"({_acceptance(report.drafts, report.synthetic_acceptance)}), {report.tokens_a_second:,.1f} tokens/s in all; "
+                f"routing {report.routing}"
+            )
+        tell_balance(report.balance)
+        for fault in report.faults:
+            OUT.print(f"fault: {fault}")
+        self.recording.keep(report.entry())
+        return 0 if report.complete else INTERRUPTED
+
+
+def _acceptance(drafts: int, synthetic: bool) -> str:
+    if not drafts:
+        return "no drafts"
+    return f"{drafts} drafts, {'synthetic' if synthetic else 'real'} acceptance" + (
+        "" if synthetic else ", which behind a filled cache says nothing"
+    )
+
+
+def tell_balance(balance: "Balance | None") -> None:
+    """One line about expert loads, where they were recorded."""
+    if balance is not None:
+        OUT.print(
+            f"balancedness over {balance.parts} parts: {balance.mean:.3f} a step ({min(balance.by_step):.3f} to "
+            f"{max(balance.by_step):.3f}), {balance.window:.3f} over all {len(balance.by_step)}"
+        )

@@ -1,0 +1,169 @@
+"""``flashstep bench money``: what tokens cost and a GPU-hour is worth, from a table of prices and measured or given rates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import tyro
+from rich.table import Table
+
+from flashstep.bench.ledger import read
+from flashstep.bench.money import (
+    CLASSES,
+    Hour,
+    PriceTable,
+    Rates,
+    cost_per_million,
+    hour_of,
+    million_tokens_an_hour,
+    rates_of,
+)
+from flashstep.cli.terminal import OUT, require_folders
+
+PRICED = ("serve", "replay")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchMoney:
+    """Cost of a million tokens, and value of a GPU-hour, by class: cached input, uncached input, output.
+
+    Rates are tokens a second and GPU: of each serve and replay entry of a ledger, or given by --cached-input, --uncached-input
+    and --output. Prices are always yours: --prices is a TOML file with a date and a source (docs/prices-example.toml). With
+    --total and --gpu-hour alone no prices are needed: that is the blended cost.
+    """
+
+    ledgers: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """ledgers whose serve and replay entries are priced"""
+    prices: Path | None = None
+    """TOML file of prices per million tokens"""
+    gpu_hour: float | None = None
+    """what one GPU costs for an hour; without it the table's, if it has one"""
+    gpus: int | None = None
+    """GPUs that served the ledgers' entries"""
+    cached_input: float | None = None
+    """cached input tokens a second and GPU"""
+    uncached_input: float | None = None
+    """other input tokens a second and GPU"""
+    output: float | None = None
+    """output tokens a second and GPU"""
+    total: float | None = None
+    """tokens of all classes a second and GPU, for the blended cost alone"""
+    json: Path | None = None
+    """write the figures to this file"""
+
+    def run(self) -> int:
+        self._check()
+        if self.total is not None:
+            assert self.gpu_hour is not None
+            OUT.print(
+                f"{self.total:,.0f} tokens/s and GPU are {million_tokens_an_hour(self.total):,.0f} M tokens an hour; at "
+                f"{self.gpu_hour:.2f} a GPU-hour a million tokens are {cost_per_million(self.gpu_hour, self.total):.4f}"
+            )
+            return 0
+        assert self.prices is not None
+        table = PriceTable.read(self.prices)
+        gpu_hour = table.gpu_hour if self.gpu_hour is None else self.gpu_hour
+        OUT.print(f"prices of {table.date}, in {table.currency}: {table.source}")
+        hours = {
+            name: hour_of(rates, table.per_million, gpu_hour=gpu_hour)
+            for name, rates in self._rates().items()
+        }
+        for name, found in hours.items():
+            OUT.print(_table(name, found))
+            OUT.print(_words(found, table.currency))
+        if self.json is not None:
+            told = {"prices": table, "hours": hours}
+            self.json.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1))
+        return 0
+
+    def _rates(self) -> Mapping[str, Rates]:
+        if not self.ledgers:
+            given = {name: getattr(self, name) or 0.0 for name in CLASSES}
+            return {"given rates": Rates(**given)}
+        assert self.gpus is not None
+        entries = [entry for path in self.ledgers for entry in read(path) if entry.kind in PRICED]
+        if not entries:
+            raise ValueError(
+                f"{', '.join(map(str, self.ledgers))}: no entry of serve or replay is there to be priced"
+            )
+        return {
+            f"{entry.kind} {entry.label} {entry.id}".replace("  ", " "): rates_of(entry, gpus=self.gpus)
+            for entry in entries
+        }
+
+    def _check(self) -> None:
+        """Everything that the flags say wrong is one ``ValueError``."""
+        given = {
+            f"--{name.replace('_', '-')}": getattr(self, name) for name in (*CLASSES, "total", "gpu_hour")
+        }
+        wrong = [
+            f"{flag} is {value}; it must be 0 or more"
+            for flag, value in given.items()
+            if value is not None and not 0 <= value < float("inf")
+        ]
+        classes = [flag for flag in list(given)[:3] if given[flag] is not None]
+        if self.total is not None:
+            others = [*classes, *(["LEDGER"] if self.ledgers else []), *(["--prices"] if self.prices else [])]
+            if others:
+                wrong.append(f"--total is the blended cost alone; leave out {', '.join(others)}")
+            if self.gpu_hour is None or not self.total > 0:
+                wrong.append("--total needs tokens above 0, and --gpu-hour")
+        else:
+            if self.prices is None:
+                wrong.append(
+                    "give --prices FILE (docs/prices-example.toml is an example; no price is built in)"
+                )
+            if bool(classes) == bool(self.ledgers):
+                wrong.append(f"give a ledger, or rates by {', '.join(list(given)[:3])}: one of the two")
+        if self.ledgers and (self.gpus is None or self.gpus < 1):
+            wrong.append("a ledger's throughput is the whole server's: --gpus says how many GPUs it had")
+        if not self.ledgers and self.gpus is not None:
+            wrong.append("--gpus belongs to a ledger; rates are given by GPU already")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        require_folders({"--json": self.json})
+
+
+def _table(name: str, found: Hour) -> Table:
+    table = Table("class", title=name, title_justify="left")
+    for head in ("tokens/s/GPU", "M tokens/h", "price / M", "value / GPU-hour", "share", "cost / M"):
+        table.add_column(head, justify="right")
+    for each in found.classes:
+        table.add_row(
+            each.name.replace("_", " "),
+            f"{each.rate:,.1f}",
+            f"{million_tokens_an_hour(each.rate):,.2f}",
+            f"{each.price:.4f}",
+            f"{each.value:,.4f}",
+            f"{each.value / found.value:.1%}" if found.value else "-",
+            "-" if each.cost is None else f"{each.cost:.4f}",
+        )
+    table.add_row(
+        "all",
+        f"{found.total_rate:,.1f}",
+        f"{million_tokens_an_hour(found.total_rate):,.2f}",
+        f"{found.blended_value:.4f}",
+        f"{found.value:,.4f}",
+        "",
+        "-" if found.blended_cost is None else f"{found.blended_cost:.4f}",
+    )
+    return table
+
+
+def _words(found: Hour, currency: str) -> str:
+    """Break-even in a sentence."""
+    if found.gpu_hour is None:
+        return "no cost: give --gpu-hour, or gpu_hour in the table"
+    if found.break_even is None:
+        return "nothing sells at these prices"
+    needed = found.break_even * found.total_rate
+    verdict = (
+        f"pays for itself when {found.break_even:.1%} of these tokens are sold"
+        if found.break_even <= 1
+        else f"costs {found.break_even:.1f} times what its tokens sell for"
+    )
+    return (
+        f"a GPU-hour brings {found.value:,.4f} and costs {found.gpu_hour:,.4f} {currency}: it {verdict} (break-even at "
+        f"{needed:,.1f} tokens/s and GPU of this mix). Cost by class is in proportion to the prices."
+    )
