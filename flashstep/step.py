@@ -9,6 +9,13 @@ import msgspec
 
 from flashstep.request import TokenLogprob
 
+MAX_IN_FLIGHT = 2  # steps that are planned and have not returned
+
+
+def rows_ahead(drafts: int) -> int:
+    """Rows that a decoding request may hold behind its newest known token: a token and ``drafts`` of each step in flight."""
+    return MAX_IN_FLIGHT * (1 + drafts)
+
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """A request takes a slot. Its first ``computed`` tokens need no rows (prefix hit); spans follow from there.

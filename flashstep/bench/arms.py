@@ -3,7 +3,7 @@
 ``ledger.jsonl`` is an arm if all its entries have one label; ``ledger.jsonl:label`` is one of several. Judges nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -35,20 +35,20 @@ class Arms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arms_of(a: Iterable[Entry], b: Iterable[Entry], control: Iterable[Entry] = ()) -> Arms:
-    """The runs in the order of their ledgers, without those that were run again.
-
-    A command may keep several runs: where one of a round ended early and the round was run again, all that came of the first
-    time is replaced.
-    """
+    """The runs in the order of their ledgers. What ended early is replaced by a complete run of its round; nothing else is."""
     counted, replaced = [], []
     for runs in map(list, (a, b, control)):
-        begins = {}
-        for place, e in enumerate(runs):
-            if not e.complete and any(later.complete and later.round == e.round for later in runs[place:]):
-                begins[e.round] = place + 1
-        counted.append(tuple(e for place, e in enumerate(runs) if place >= begins.get(e.round, 0)))
-        replaced += [e for place, e in enumerate(runs) if place < begins.get(e.round, 0)]
+        whole = {e.round for e in runs if e.complete}
+        counted.append(tuple(e for e in runs if e.complete or e.round not in whole))
+        replaced += [e for e in runs if not e.complete and e.round in whole]
     return Arms(a=counted[0], b=counted[1], control=counted[2], replaced=tuple(replaced))
+
+
+def without_copies(runs: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The runs whose samples are not those of an earlier one to the last value: answers given again at temperature 0."""
+    return tuple(
+        e for place, e in enumerate(runs) if all(e.samples != before.samples for before in runs[:place])
+    )
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from flashstep.cache.pool import CachePool
 from flashstep.config.errors import ConfigError
 from flashstep.config.model import ModelConfig
 from flashstep.model.batch import DraftBatch, ForwardBatch
+from flashstep.quant import mxfp4
 
 WRITTEN = re.compile(r"(?:([0-9]+)\*)?([0-9]+)(?:@([0-9]+))?(c?)(?::([0-9]+))?")
 
@@ -123,7 +124,11 @@ def draft_batch(batch: ForwardBatch, anchor_R: Tensor, position_R: Tensor) -> Dr
 
 
 def fill(pool: CachePool, model: ModelConfig) -> None:
-    """Random records everywhere: values of order one, scales spread over a few binades, never NaN."""
+    """Random records everywhere: values of order one, scales spread over a few binades, never NaN.
+
+    Index keys are what the model stores, MXFP4 of normal vectors (its keys are RMS-normed): a key's four scales lie within two
+    binades, which the scan's integer form asks for. Scales drawn from five, as here before, took its slower form everywhere.
+    """
     generator = torch.Generator(pool.device).manual_seed(2)
     for layer in pool.window_layers:
         values, scales = pool.window(layer).planes
@@ -133,8 +138,7 @@ def fill(pool: CachePool, model: ModelConfig) -> None:
         view = pool.source(layer)
         _random(view.compressed[0], 0, 256, generator)
         _random(view.compressed[1], 0x28, 0x40, generator)  # E4M3 scales from 1/4 to 2
-        _random(view.index_keys[0], 0, 256, generator)
-        _random(view.index_keys[1], 125, 130, generator)
+        _normal_keys(*view.index_keys, generator)
         if view.tail is not None:
             view.tail.normal_(generator=generator)
 
@@ -146,3 +150,12 @@ def _random(plane: Tensor, low: int, high: int, generator: torch.Generator, *, m
             low, high, piece.shape, dtype=torch.uint8, generator=generator, device=piece.device
         )
         piece.copy_(drawn.bitwise_and_(mask))
+
+
+def _normal_keys(values: Tensor, scales: Tensor, generator: torch.Generator) -> None:
+    """Fill uint8 planes [blocks, records, K / 2] and [blocks, records, K / 32] with keys, in pieces likewise."""
+    for value, scale in zip(values.split(1024), scales.split(1024), strict=True):
+        shape = (*value.shape[:-1], 2 * value.shape[-1])
+        drawn = torch.randn(shape, generator=generator, device=value.device)
+        for plane, stored in zip((value, scale), mxfp4.quantise(drawn), strict=True):
+            plane.copy_(stored)

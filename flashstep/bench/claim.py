@@ -4,24 +4,25 @@ Takes the arms' entries and the question; gives ``Claim``. Only the metric that 
 """
 
 import math
-from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from flashstep.bench import verdicts
 from flashstep.bench.arms import Arms, Question
 from flashstep.bench.compare import Compared, compare
 from flashstep.bench.experiment import without_place
 from flashstep.bench.ledger import Entry
 from flashstep.bench.measure import Measure, shared_measures
 from flashstep.bench.stats import bootstrap
-from flashstep.bench.stats.design import detectable
 from flashstep.bench.stats.paired import Interval
-from flashstep.bench.verdicts import Verdict
-
-CHANCE = 0.8  # of finding what is called detectable
+from flashstep.bench.verdicts.builds import hosts_of, of_builds
+from flashstep.bench.verdicts.order import of_order, of_processes
+from flashstep.bench.verdicts.plan import is_attested, of_plan
+from flashstep.bench.verdicts.result import of_result
+from flashstep.bench.verdicts.runs import begun_again, failed_and_asked, of_runs
+from flashstep.bench.verdicts.settings import of_settings
+from flashstep.bench.verdicts.verdict import Verdict
 
 
 class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +41,9 @@ class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """``says``: "different", "undecided" (no difference shown, which is not equality) or "refused" (some verdict stops it).
 
-    ``not_inferior`` is whether B is shown to be worse by less than ``margin`` (in the metric's unit), None where that may not be
-    said.
+    ``not_inferior`` is whether B is shown not to be worse by ``margin`` (in the metric's unit) or more, None where that may not
+    be said. ``control`` is the control held against A, ``beside`` is B held against the control. ``plan`` is the hash of the plan
+    that the rows are exactly what it says of; None: the claim was not planned.
     """
 
     says: Literal["different", "undecided", "refused"]
@@ -53,6 +55,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...]
     primary: Compared | None
     control: Compared | None
+    beside: Compared | None
     secondary: tuple[Compared, ...]
     arms: tuple[ArmFacts, ...]
 
@@ -64,18 +67,16 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 def judge(arms: Arms, question: Question, *, resamples: int = bootstrap.RESAMPLES_OF_TWO) -> Claim:
     """Hold the arms against each other and say what the design lets one say. ``resamples`` 0: no bootstraps, for simulations."""
     found = [
-        *verdicts.of_runs(arms, question.measure),
-        *verdicts.of_origin(arms),
-        *verdicts.of_settings(arms, question),
-        *verdicts.of_plan(arms, question),
+        *of_runs(arms, question.measure),
+        *of_order(arms, question.measure),
+        *of_processes(arms, question.measure),
+        *of_builds(arms),
+        *of_settings(arms, question.measure),
+        *of_plan(arms, question),
     ]
-    primary = control = None
+    held = Held()
     try:
-        primary = compare(arms.a, arms.b, question.measure, alpha=question.alpha, resamples=resamples)
-        if arms.control:
-            control = compare(
-                arms.a, arms.control, question.measure, alpha=question.alpha, resamples=resamples
-            )
+        held = _held(arms, question, resamples)
     except (
         ValueError
     ) as error:  # told by a rule where one knows it; what is left is that the arms have no sample in common
@@ -88,9 +89,25 @@ def judge(arms: Arms, question: Question, *, resamples: int = bootstrap.RESAMPLE
                     remedy="run both arms with the same workload and seed",
                 )
             )
-    else:
-        found += verdicts.of_result(question, primary, control)
-    return _said(arms, question, found, primary, control, _secondary(arms, question, resamples))
+    if held.primary is not None:
+        found += of_result(question, held.primary, held.control, held.beside)
+    return _said(arms, question, found, held, _secondary(arms, question, resamples))
+
+
+class Held(NamedTuple):
+    """B against A, the control against A, B against the control."""
+
+    primary: Compared | None = None
+    control: Compared | None = None
+    beside: Compared | None = None
+
+
+def _held(arms: Arms, question: Question, resamples: int) -> Held:
+    """``ValueError`` where some two arms cannot be compared."""
+    pairs = [(arms.a, arms.b)] + ([(arms.a, arms.control), (arms.control, arms.b)] if arms.control else [])
+    return Held(
+        *(compare(*pair, question.measure, alpha=question.alpha, resamples=resamples) for pair in pairs)
+    )
 
 
 def _secondary(arms: Arms, question: Question, resamples: int) -> tuple[Compared, ...]:
@@ -109,42 +126,37 @@ def _secondary(arms: Arms, question: Question, resamples: int) -> tuple[Compared
 
 
 def _said(
-    arms: Arms,
-    question: Question,
-    found: list[Verdict],
-    primary: Compared | None,
-    control: Compared | None,
-    secondary: tuple[Compared, ...],
+    arms: Arms, question: Question, found: list[Verdict], held: Held, secondary: tuple[Compared, ...]
 ) -> Claim:
     stopped = {item.stops for item in found}
     says: Literal["different", "undecided", "refused"] = "refused"
     not_inferior = amount = None
-    if primary is not None:
+    if held.primary is not None:
         if not stopped & {"claim", "difference"}:
-            says = "different" if primary.p <= question.alpha else "undecided"
+            says = "different" if held.primary.p <= question.alpha else "undecided"
         if question.margin is not None:
-            amount = question.margin.amount(float(np.mean(primary.a)))
+            amount = question.margin.amount(float(np.mean(held.primary.a)))
             if not stopped & {"claim", "non-inferiority"}:
-                not_inferior = _not_inferior(primary, amount)
-    paragraph = " ".join(_sentences(arms, question, found, primary, control, says, not_inferior, amount))
+                not_inferior = all(
+                    _clears(item, amount) for item in (held.primary, held.beside) if item is not None
+                )
+    attested = is_attested(found, question)
+    sentences = _sentences(question, found, held.primary, says, not_inferior, amount)
+    if says != "refused" or not_inferior is not None:
+        sentences += _design(arms, held, question, attested=attested)
     return Claim(
         says=says,
         not_inferior=not_inferior,
-        paragraph=paragraph,
+        paragraph=" ".join(sentences),
         alpha=question.alpha,
         margin=amount,
-        plan=question.stated.digest if _planned(found, question) and question.stated else None,
+        plan=question.stated.digest if attested and question.stated else None,
         verdicts=tuple(found),
-        primary=primary,
-        control=control,
+        primary=held.primary,
+        control=held.control,
+        beside=held.beside,
         secondary=secondary,
         arms=tuple(_facts(label, runs) for label, runs in arms.named.items() if runs),
-    )
-
-
-def _planned(found: Iterable[Verdict], question: Question) -> bool:
-    return question.stated is not None and not any(
-        item.rule in ("plan", "plan before runs") for item in found
     )
 
 
@@ -162,10 +174,11 @@ def _facts(label: str, runs: tuple[Entry, ...]) -> ArmFacts:
     )
 
 
-def _not_inferior(primary: Compared, amount: float) -> bool:
-    if primary.measure.better == "higher":
-        return primary.interval.low > -amount
-    return primary.interval.high < amount
+def _clears(found: Compared, amount: float) -> bool:
+    """Whether every interval leaves the margin out."""
+    if found.measure.better == "higher":
+        return all(bound.low > -amount for bound in found.bounds)
+    return all(bound.high < amount for bound in found.bounds)
 
 
 # ---- words ------------------------------------------------------------------------------------------------------------
@@ -210,15 +223,14 @@ def tests_words(found: Compared) -> str:
 
 
 def _sentences(
-    arms: Arms,
     question: Question,
     found: list[Verdict],
     primary: Compared | None,
-    control: Compared | None,
     says: str,
     not_inferior: bool | None,
     margin: float | None,
 ) -> list[str]:
+    """What is claimed, or why nothing is."""
     sentences = []
     if says == "refused":
         sentences.append(f"No claim about {question.measure.words}.")
@@ -227,19 +239,6 @@ def _sentences(
         sentences += _result(primary, question.alpha, different=says == "different")
     if primary is not None and margin is not None:
         sentences += _of_margin(primary, margin, not_inferior, found)
-    if says == "refused" and not_inferior is None:
-        return sentences
-    sentences.append(_design(arms, primary))
-    if primary is not None and control is not None:
-        sentences.append(
-            f"The build of A against itself (control) differs by {amount_words(control.measure, control.difference, sign=True)} "
-            f"({interval_words(control.measure, control.interval)}, p = {p_words(control.p)})."
-        )
-    if _planned(found, question) and question.stated is not None:
-        sentences.append(
-            f"Metric, level, margin and rounds stand in the plan {question.stated.digest[:12]} of {question.stated.plan.date}, "
-            "written before the first run and carried by every run."
-        )
     return sentences
 
 
@@ -258,29 +257,20 @@ def _result(primary: Compared, alpha: float, *, different: bool) -> list[str]:
             f"B's {primary.words} is {direction} than A's by {amount_words(asked, abs(primary.difference))}{percent}, "
             f"which is {worth}: {bounds} for B - A; {tests_words(primary)}, at the level {alpha:g}."
         ]
-    sentences = [
+    return [
         f"No difference in {primary.words} is shown: B - A is {amount_words(asked, primary.difference, sign=True)}{percent}, "
-        f"{bounds}; {tests_words(primary)}, above the level {alpha:g}.",
+        f"{bounds}; {tests_words(primary)}, {_which_above(primary, alpha)}the level {alpha:g}.",
         "That is not equality: all that the interval holds remains possible.",
     ]
-    least = least_detectable(primary, alpha)
-    if least is not None:
-        sentences.append(
-            f"With this spread a difference of {amount_words(asked, least)} is found in {100 * CHANCE:.0f}% of such experiments."
-        )
-    return sentences
 
 
-def least_detectable(primary: Compared, alpha: float) -> float | None:
-    """The difference that the design finds in ``CHANCE`` of cases, by a t test; None where runs are not paired."""
-    if primary.questions is not None:
-        count = primary.questions.count
-        return detectable(sd=primary.questions.mean.se * count**0.5, n=count, alpha=alpha, chance=CHANCE)
-    if not primary.rounds:
-        return None
-    return detectable(
-        sd=float(np.std(primary.differences, ddof=1)), n=len(primary.rounds), alpha=alpha, chance=CHANCE
-    )
+def _which_above(primary: Compared, alpha: float) -> str:
+    """Of accuracy two tests must reach the level, and the interval is that of one of them."""
+    if primary.questions is None or min(primary.questions.sign_flip.p, primary.exchanged.tested.p) > alpha:
+        return "above "
+    of_runs = primary.exchanged.tested.p > alpha
+    one, other = ("questions", "runs") if of_runs else ("runs", "questions")
+    return f"of which the one over {one} reaches and the one over {other} does not reach "
 
 
 def _of_margin(
@@ -290,24 +280,57 @@ def _of_margin(
     words = amount_words(asked, margin)
     if not_inferior is None:
         return [_refusal(item) for item in found if item.stops == "non-inferiority"]
-    bounds = f"{100 * primary.interval.confidence:.3g}% interval {interval_words(asked, primary.interval)}"
+    bounds = " and ".join(
+        f"{100 * bound.confidence:.3g}% interval {interval_words(asked, bound)}" for bound in primary.bounds
+    )
+    if primary.questions is not None:
+        bounds += ", over questions and over runs"
     if not_inferior:
         return [
-            f"B is worse than A by less than the margin of {words} that was stated before the runs ({bounds})."
+            f"B is not worse than A by {words} or more, the margin that was stated before the runs ({bounds})."
         ]
     return [
-        f"That B is worse than A by less than {words}, the margin stated before the runs, is not shown ({bounds})."
+        f"That B is not worse than A by {words} or more, the margin stated before the runs, is not shown ({bounds})."
     ]
 
 
-def _design(arms: Arms, primary: Compared | None) -> str:
-    first = arms.a[0]
+def _design(arms: Arms, held: Held, question: Question, *, attested: bool) -> list[str]:
+    """How it was measured: what a reader must know who has only the paragraph."""
+    first, primary = arms.a[0], held.primary
     if primary is not None and primary.rounds:
         ran = f"{len(primary.rounds)} rounds of {first.kind}, both arms in each"
     else:
         ran = f"{len(arms.a)} runs of A and {len(arms.b)} of B of {first.kind}"
     driver = f", driver {first.origin.driver}" if first.origin.driver else ""
-    return f"Design: {ran}, on {first.origin.machine} ({first.origin.device}{driver})."
+    machine = f"{first.origin.machine} ({first.origin.device}{driver})"
+    hosts = hosts_of(arms.all)
+    where = f"measured from {machine} with the server at {hosts[0]}" if hosts else f"on {machine}"
+    sentences = [f"Design: {ran}, {where}."]
+    if any(e.failed for e in arms.all):
+        shares = {label: failed_and_asked(runs) for label, runs in arms.named.items()}
+        told = ", ".join(f"{failed:,} of {asked:,} of {label}" for label, (failed, asked) in shares.items())
+        sentences.append(f"Failed, and in no figure: {told}.")
+    if arms.replaced:
+        sentences.append(f"Ended early and run again: {', '.join(begun_again(arms))}.")
+    for name, found in (
+        ("The build of A against itself (control)", held.control),
+        ("B against the control", held.beside),
+    ):
+        if found is not None:
+            sentences.append(
+                f"{name} differs by {amount_words(found.measure, found.difference, sign=True)} "
+                f"({interval_words(found.measure, found.interval)}, p = {p_words(found.p)})."
+            )
+    if attested and question.stated is not None:
+        return [
+            *sentences,
+            f"Metric, level, margin, arms and rounds stand in the plan {question.stated.digest[:12]} of "
+            f"{question.stated.plan.date}, written before the first run and carried by every run.",
+        ]
+    return [
+        *sentences,
+        "This was not planned: metric, level, arms and number of runs may have been chosen after the results were seen.",
+    ]
 
 
 def as_builtins(claim: Claim) -> dict[str, Any]:
@@ -330,5 +353,6 @@ def as_builtins(claim: Claim) -> dict[str, Any]:
     return plain | {
         "primary": whole(claim.primary),
         "control": whole(claim.control),
+        "beside": whole(claim.beside),
         "secondary": [whole(item) for item in claim.secondary],
     }

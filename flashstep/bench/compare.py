@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from flashstep.bench.arms import without_copies
 from flashstep.bench.ledger import Entry
 from flashstep.bench.measure import Measure, has
 from flashstep.bench.metrics import METRICS
@@ -35,15 +36,17 @@ from flashstep.bench.stats.paired import (
 class Scoring(msgspec.Struct, frozen=True, kw_only=True):
     """Only samples that succeeded in both arms are scored (E21): how many are, and what each arm had besides.
 
-    Numbers are sums over the runs. ``failed`` had no value; ``dropped`` had one, and the other arm's run had none.
+    Numbers are sums over the runs. ``without`` had no value; ``dropped`` had one, and the other arm's run had none. ``fewest`` is
+    how many a run has at least.
     """
 
     unit: str
     scored: int
     dropped_a: int
     dropped_b: int
-    failed_a: int
-    failed_b: int
+    without_a: int
+    without_b: int
+    fewest: int
 
 
 class Discordant(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +74,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     ``rounds`` are those of paired runs, in which ``a[i]`` and ``b[i]`` ran side by side; empty: the runs are not paired.
     ``exchanged`` is the exact test (within rounds if paired, else within jobs), ``bootstrap`` intervals are told beside it.
+    ``of_all_steps``: each run's value is of all steps that it had, and none is dropped.
     """
 
     measure: Measure
@@ -82,6 +86,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     bootstrap: tuple[Interval, ...]
     scoring: Scoring | None
     questions: Questions | None
+    of_all_steps: bool = False
 
     @property
     def differences(self) -> tuple[float, ...]:
@@ -92,7 +97,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         """Of the measure; where a run kept no samples of it, its own figure was taken."""
         kind = METRICS[self.measure.metric]
-        if self.scoring is None and kind.of != "run":
+        if self.scoring is None and not self.of_all_steps and kind.of != "run":
             return f"{kind.words} (each run's own figure)"
         return self.measure.words
 
@@ -104,6 +109,12 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     def interval(self) -> Interval:
         """The one that a claim gives: over questions for accuracy, else the exact test's own."""
         return self.questions.mean.interval if self.questions else self.exchanged.interval
+
+    @property
+    def bounds(self) -> tuple[Interval, ...]:
+        """All that a margin must lie beyond: of accuracy over questions and over runs, which err for other reasons."""
+        over_runs = self.welch.interval if self.questions and self.welch else None
+        return (self.interval, over_runs) if over_runs else (self.interval,)
 
     @property
     def p(self) -> float:
@@ -152,12 +163,13 @@ def compare(
     if lacking or not a or not b:
         raise ValueError(f"{asked.metric} is not in {', '.join(lacking) or 'an arm without runs'}")
     if asked.is_accuracy and all(entry.samples.column(asked.column) for entry in chain(a, b)):
+        a, b = without_copies(a), without_copies(b)
         return _accuracy(a, b, asked, alpha=alpha, resamples=resamples, seed=seed)
     rounds = rounds_in_common(a, b)
     if rounds:
         a, b = ([next(e for e in arm if e.round == r) for r in rounds] for arm in (a, b))
     groups = [([one], [other]) for one, other in zip(a, b, strict=True)] if rounds else [(list(a), list(b))]
-    scored = _scored(groups, asked)
+    scored = None if asked.is_of_steps else _scored(groups, asked)
     values_a, values_b = _values(a, asked, scored, 0), _values(b, asked, scored, 1)
     exchanged = (
         exchange(values_a, values_b, rounds, rounds, confidence=1 - alpha, seed=seed)
@@ -172,25 +184,33 @@ def compare(
         exchanged=exchanged,
         welch=_welch(values_a, values_b, alpha),
         bootstrap=_bootstraps(
-            values_a, values_b, rounds, scored, asked, alpha=alpha, resamples=resamples, seed=seed
+            values_a,
+            values_b,
+            rounds,
+            scored,
+            asked,
+            alpha=alpha,
+            resamples=resamples,
+            seed=seed,
         ),
         scoring=scored.scoring if scored else None,
+        of_all_steps=asked.is_of_steps and all(entry.samples.column(asked.column) for entry in chain(a, b)),
         questions=None,
     )
 
 
 class _Scored(msgspec.Struct, frozen=True, kw_only=True):
-    """Arrays of the scored samples of each run, arm by arm; and the keys of each group."""
+    """Arrays of the scored samples of each run, arm by arm; ``shared``: all groups have the same samples, of one seed."""
 
     scoring: Scoring
     arrays: tuple[list[np.ndarray], list[np.ndarray]]
-    keys: list[tuple[str, ...]]
+    shared: bool
 
 
 def _scored(groups: Sequence[tuple[Sequence[Entry], Sequence[Entry]]], asked: Measure) -> _Scored | None:
     """Of runs that stand against each other, group by group: the samples that all of a group have. None: the metric has none."""
     arrays: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    keys, dropped, failed = [], [0, 0], [0, 0]
+    keys, dropped, without = [], [0, 0], [0, 0]
     for group in groups:
         columns = [[entry.samples.column(asked.column) for entry in arm] for arm in group]
         if not all(chain(*columns)):
@@ -205,7 +225,7 @@ def _scored(groups: Sequence[tuple[Sequence[Entry], Sequence[Entry]]], asked: Me
         for place, arm in enumerate(columns):
             arrays[place].extend(np.array([column[key] for key in common], float) for column in arm)
             dropped[place] += sum(len(column) - len(common) for column in arm)
-            failed[place] += sum(
+            without[place] += sum(
                 len(entry.samples.keys) - len(column) for entry, column in zip(group[place], arm, strict=True)
             )
     scoring = Scoring(
@@ -213,16 +233,24 @@ def _scored(groups: Sequence[tuple[Sequence[Entry], Sequence[Entry]]], asked: Me
         scored=sum(map(len, arrays[0])),
         dropped_a=dropped[0],
         dropped_b=dropped[1],
-        failed_a=failed[0],
-        failed_b=failed[1],
+        without_a=without[0],
+        without_b=without[1],
+        fewest=min(map(len, chain(*arrays))),
     )
-    return _Scored(scoring=scoring, arrays=arrays, keys=keys)
+    seeds = {entry.seed for arm in chain(*groups) for entry in arm}
+    return _Scored(scoring=scoring, arrays=arrays, shared=len(set(keys)) == 1 and len(seeds) == 1)
 
 
 def _values(entries: Sequence[Entry], asked: Measure, scored: _Scored | None, place: int) -> list[float]:
     if scored is None:
-        return [entry.metrics[asked.metric] for entry in entries]
+        return [_own(entry, asked) for entry in entries]
     return [asked.of(array) for array in scored.arrays[place]]
+
+
+def _own(entry: Entry, asked: Measure) -> float:
+    """Of all its steps, which are no other run's steps (E11: a run has as many as its drafts leave); else what it says itself."""
+    steps = entry.samples.column(asked.column) if asked.is_of_steps else {}
+    return asked.of(np.array(list(steps.values()), float)) if steps else entry.metrics[asked.metric]
 
 
 def _within_jobs(
@@ -270,7 +298,7 @@ def _bootstraps(
                     *scored.arrays,
                     asked.of,
                     unit=scored.scoring.unit,
-                    shared=len(set(scored.keys)) == 1,
+                    shared=scored.shared,
                     confidence=1 - alpha,
                     resamples=resamples,
                     seed=seed,

@@ -55,10 +55,12 @@ class DecodeReport(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     workload: Workload
     drafts: int
-    synthetic_acceptance: bool
-    routing: str
+    falsified_by: tuple[str, ...]
     steps: tuple[Timed, ...]
     balance: Balance | None
+    replayed: dict[str, int] | None = (
+        None  # where routing was recorded: loads by how they were made (``runner.sources.Recorded``)
+    )
     faults: tuple[str, ...] = ()
     complete: bool = True
 
@@ -111,11 +113,13 @@ class DecodeReport(msgspec.Struct, frozen=True, kw_only=True):
             ),
             metrics=metrics,
             seed=self.seed,
-            detail={} if self.balance is None else {"balance": msgspec.to_builtins(self.balance)},
+            detail={
+                **({} if self.balance is None else {"balance": msgspec.to_builtins(self.balance)}),
+                **({} if self.replayed is None else {"replayed": self.replayed}),
+            },
             faults=self.faults,
             complete=self.complete,
-            synthetic_acceptance=self.synthetic_acceptance,
-            routing=self.routing,
+            falsified_by=self.falsified_by,
         )
 
 
@@ -153,20 +157,22 @@ def measure(
         )
     if preempted := offline.engine.stats().preemptions:
         faults.append(f"{preempted} requests were preempted, and their prompts computed")
+    replayed = offline.built.runner.routing.replayed
+    if replayed is not None and replayed.doubt is not None:
+        faults.append(replayed.doubt)
     drafts = offline.built.runner.facts.speculation
-    recorded = slice(1 + workload.warm_up, 1 + workload.warm_up + len(counted))
     return DecodeReport(
         origin=origin(),
         subject=offline.subject,
         excluded=offline.excluded,
-        settings={**msgspec.to_builtins(workload), **settings_of(config), "fill_std": config.fill_cache_std},
+        settings={**msgspec.to_builtins(workload), **settings_of(config)},
         seed=config.seed,
         workload=workload,
         drafts=0 if drafts is None else drafts.depth(workload.batch_size),
-        synthetic_acceptance=drafts is not None and drafts.synthetic,
-        routing=config.routing,
+        falsified_by=config.falsifies,
         steps=counted,
-        balance=balance(config, offline.built, steps=recorded),
+        balance=balance(offline.built, first=1 + workload.warm_up, end=1 + workload.warm_up + len(counted)),
+        replayed=None if replayed is None else dict(replayed.worked_out),
         faults=tuple(faults),
         complete=len(counted) == workload.steps,
     )

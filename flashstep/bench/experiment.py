@@ -7,6 +7,7 @@ another hash, and the runs would not carry it. Starts processes; knows no statis
 
 import contextlib
 import datetime
+import fcntl
 import hashlib
 import os
 import re
@@ -16,16 +17,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from flashstep.bench.ledger import Entry, read
+from flashstep.bench.origin import without_secret_flags
 from flashstep.bench.stats.design import order
 
-FORMAT = 1
+FORMAT = 2
+ALPHAS = (0.0001, 0.5)  # the levels that a claim may have
 CONTROL = "control"
 OURS = ("--ledger", "--label", "--round", "--plan")  # flags that every run gets
 GRACE_S = 60.0  # for an interrupted run to keep what it has
@@ -95,9 +98,36 @@ def read_plan(file: Path) -> Stated:
         plan = msgspec.json.decode(data, type=Plan)
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} is no plan: {error}") from None
-    if plan.format != FORMAT:
-        raise ValueError(f"{file}: format {plan.format}; this flashstep reads {FORMAT}")
+    wrong = [] if plan.format == FORMAT else [f"format {plan.format}; this flashstep reads {FORMAT}"]
+    if list(plan.arms) not in (["A", "B"], ["A", "B", CONTROL]):
+        wrong.append(
+            f"its arms are {', '.join(plan.arms)}; they must be A, B and perhaps {CONTROL}, in this order"
+        )
+    for check in (lambda: check_alpha(plan.alpha), lambda: plan.schedule):
+        try:
+            check()
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ValueError(f"{file}: {'; '.join(wrong)}")
     return Stated(plan, hashlib.sha256(data).hexdigest(), file)
+
+
+def check_alpha(alpha: float) -> None:
+    """``ValueError`` where it is no level."""
+    if not ALPHAS[0] <= alpha <= ALPHAS[1]:
+        raise ValueError(f"the level is {alpha}; it must be {ALPHAS[0]} to {ALPHAS[1]}")
+
+
+@contextlib.contextmanager
+def held(file: Path) -> Generator[None]:
+    """The plan for this process alone; ``ValueError`` where another one runs its experiment. The lock ends with the process."""
+    with file.open("rb") as plan:
+        try:
+            fcntl.flock(plan, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another flashstep bench compare is running the experiment of {file}") from None
+        yield
 
 
 def state(plan: Plan, ledger: Path) -> Stated:
@@ -125,7 +155,13 @@ def state(plan: Plan, ledger: Path) -> Stated:
         raise ValueError(
             f"{ledger} has entries and no plan of theirs in {file}: a plan stands before its runs; begin another ledger"
         )
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+    text = msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
+    try:
+        with file.open("xb") as new:
+            new.write(text)
+    except FileExistsError:
+        with held(file):
+            file.write_bytes(text)
     return read_plan(file)
 
 
@@ -165,6 +201,18 @@ def without_place(command: str) -> str:
     return shlex.join(kept)
 
 
+def is_of(command: str, recorded: str) -> bool:
+    """Whether ``recorded`` (an origin's command: "flashstep" and what followed the program) is a run of an arm's ``command``.
+
+    ``command`` ends in it, or is a shell's (sh -c '...' arm) whose text has it word for word, with "$@" behind it.
+    """
+    planned, words = without_secret_flags(shlex.split(command)), shlex.split(without_place(recorded))[1:]
+    if not words:
+        return False
+    whole = f'flashstep {shlex.join(words)} "$@"'
+    return (len(words) < len(planned) and planned[-len(words) :] == words) or any(whole in w for w in planned)
+
+
 class Run(NamedTuple):
     """One run that is due."""
 
@@ -183,11 +231,11 @@ class RunFailed(ValueError):
 
 def due(stated: Stated, ledger: Path) -> list[Run]:
     """The runs without a complete entry yet, in the plan's order, with their whole commands."""
-    ended = {(entry.round, entry.label): entry.complete for entry in _kept(stated, ledger)}  # by the last one
+    ended = {(entry.round, entry.label) for entry in _kept(stated, ledger) if entry.complete}
     return [
         Run(r, arm, _command(stated, ledger, r, arm))
         for r, arm in stated.plan.schedule
-        if not ended.get((r, arm), False)
+        if (r, arm) not in ended
     ]
 
 
@@ -208,8 +256,11 @@ def run_all(
     """Run what is due, one after the other, and give each as it begins.
 
     ``said`` is told the last line that a run wrote to its stderr, some times a second; ``done`` when it has kept its entry.
-    ``RunFailed`` ends it; ``KeyboardInterrupt`` is passed on to the run, which keeps what it has, and raised again.
+    ``RunFailed`` ends it; ``KeyboardInterrupt`` is passed on to the run, which keeps what it has, and raised again. The plan must
+    be ``held``.
     """
+    if read_plan(stated.file).digest != stated.digest:
+        raise ValueError(f"{stated.file} was changed since it was read")
     for run in due(stated, ledger):
         yield run
         before = len(_kept(stated, ledger))
@@ -279,9 +330,16 @@ def _failure(run: Run, code: int, new: Sequence[Entry], told: Told) -> str:
     else:
         why = "it ended well and kept no entry; is it a flashstep bench or eval command?"
     end = _end(told.err) or _end(told.out)
+    stands = any(entry.complete for entry in new)
     lines = [
         f"{run.words}",
         f"{why}{': ' if faults else ''}{'; '.join(faults)}",
         *(f"  | {line}" for line in end),
     ]
-    return "\n".join([*lines, "what ran before it is kept; the same command goes on from here"])
+    rest = "what ran before it is kept; the same command goes on from here"
+    if stands:
+        rest = (
+            "its entry is complete and stands: it is not run again, because a run is not repeated for how it came out. "
+            "The same command goes on after it"
+        )
+    return "\n".join([*lines, rest])

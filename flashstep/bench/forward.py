@@ -236,11 +236,11 @@ class Bench:
     def _balancedness(self, work: Work, case: Case) -> float | None:
         """Of the target's layers over the layout's parts, where loads are recorded: one step more is run, and written down."""
         routing = self._built.runner.routing
-        if self._config.record_expert_loads is None or routing is None:
+        if routing.recorded is None:
             return None
         work.run()
         routing.record(routing.counted(drafted=bool(case.drafts)))
-        found = balance(self._config, self._built, steps=slice(-1, None))
+        found = balance(self._built, first=-1)
         return None if found is None else found.mean
 
     def _decoding(self, case: Case) -> Work:
@@ -275,9 +275,8 @@ class Bench:
 
     def _prompt(self, case: Case) -> Work:
         batch = case.forward_batch(self._view, self._built.pool)
-        if (routing := self._built.runner.routing) is not None:
-            tail = None if batch.tail_rows is None else len(batch.tail_rows)
-            routing.assign(len(batch.input_ids_T), tail_rows=tail)
+        tail = None if batch.tail_rows is None else len(batch.tail_rows)
+        self._built.runner.routing.assign(len(batch.input_ids_T), tail_rows=tail)
 
         def run() -> None:
             with phase(TARGET):

@@ -1,7 +1,8 @@
 """``flashstep bench latency``: the engine's own steps, seen from its door: prompts in, tokens out, a time for each step.
 
 Takes an ``EngineConfig``; steps are launched ahead of commits as in the serving loop. A step's time is from one commit to the
-next, so it holds scheduling, sampling and whatever the device waits for. Knows no HTTP and no text.
+next, so it holds scheduling, sampling and whatever the device waits for, and one forward: where the host computes, a step is
+committed before the next one is launched (``offline.runs_beside``). Knows no HTTP and no text.
 """
 
 import random
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 
 from flashstep.bench.ledger import Entry, Samples
-from flashstep.bench.offline import Balance, balance, between_steps
+from flashstep.bench.offline import Balance, balance, runs_beside
 from flashstep.bench.origin import Origin, origin
 from flashstep.bench.results import percentile
 from flashstep.config.engine import EngineConfig
@@ -73,7 +74,14 @@ class LatencyReport(msgspec.Struct, frozen=True, kw_only=True):
         tokens = sum(sum(item.tokens) for item in self.rounds)
         return 1e6 * tokens / sum(sum(item.steps_us) for item in self.rounds) / self.workload.batch_size
 
-    def entry(self, *, settings: dict[str, Any], subject: dict[str, Any], seed: int) -> Entry:
+    def entry(
+        self,
+        *,
+        settings: dict[str, Any],
+        subject: dict[str, Any],
+        seed: int,
+        falsified_by: tuple[str, ...] = (),
+    ) -> Entry:
         """For the ledger: a sample for each decoding step, its key the round and the step."""
         numbered = [(number, item) for number, item in enumerate(self.rounds)]
         metrics: dict[str, float] = {}
@@ -85,8 +93,6 @@ class LatencyReport(msgspec.Struct, frozen=True, kw_only=True):
                 "median_interactivity_tps": self.tokens_a_second,
                 "output_tps": self.tokens_a_second * self.workload.batch_size,
             }
-        if self.balance is not None:
-            metrics["balancedness"] = self.balance.mean
         if self.balance is not None:
             metrics["balancedness"] = self.balance.mean
         return Entry(
@@ -114,8 +120,7 @@ class LatencyReport(msgspec.Struct, frozen=True, kw_only=True):
             },
             faults=self.faults,
             complete=not self.faults,
-            synthetic_acceptance=settings.get("synthetic_acceptance") is not None,
-            routing=settings.get("routing", "real"),
+            falsified_by=falsified_by,
         )
 
 
@@ -150,9 +155,12 @@ def measure(
     chance = random.Random(config.seed)
     taken: list[Round] = []
     faults: list[str] = []
+    first = 0  # recorded step that counts
     try:
         for number in range(warm_ups + rounds):
-            taken.append(_round(engine, workload, chance, number=number))
+            if number == warm_ups:
+                first = built.runner.routing.steps
+            taken.append(_round(engine, workload, chance, number=number, ahead=runs_beside(built)))
             progress(f"round {number + 1} of {warm_ups + rounds}: {taken[-1].total_us / 1e3:,.1f} ms")
     except KeyboardInterrupt:
         faults.append(f"it was interrupted behind {max(len(taken) - warm_ups, 0)} of {rounds} rounds")
@@ -166,11 +174,11 @@ def measure(
         rounds=tuple(taken[warm_ups:]),
         faults=tuple(faults),
         acceptance_by_position=() if acceptance is None else acceptance.position_rates,
-        balance=balance(config, built, steps=slice(None)),
+        balance=balance(built, first=first),
     )
 
 
-def _round(engine: Engine, workload: Workload, chance: random.Random, *, number: int) -> Round:
+def _round(engine: Engine, workload: Workload, chance: random.Random, *, number: int, ahead: bool) -> Round:
     size = engine.ready.vocab_size
     params = SamplingParams(max_tokens=workload.output_len, temperature=workload.temperature, ignore_eos=True)
     for which in range(workload.batch_size):
@@ -178,7 +186,7 @@ def _round(engine: Engine, workload: Workload, chance: random.Random, *, number:
         engine.add(Request(id=f"{number}-{which}", prompt=prompt, params=params))
     started = time.perf_counter()
     commits: list[tuple[float, int]] = []  # seconds, tokens
-    for outputs in between_steps(engine.steps()):
+    for outputs in engine.steps(ahead=ahead):
         commits.append((time.perf_counter() - started, sum(len(output.tokens) for output in outputs)))
     first = next(place for place, (_, tokens) in enumerate(commits) if tokens)
     decoding = [

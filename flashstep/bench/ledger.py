@@ -4,6 +4,7 @@ Takes and gives ``Entry``. A line is written whole and under a lock, so that sev
 it valid; nothing is ever rewritten. Knows no GPU, no engine and no statistics.
 """
 
+import contextlib
 import fcntl
 import logging
 import math
@@ -16,8 +17,9 @@ from typing import Any, Literal
 import msgspec
 
 from flashstep.bench.origin import Origin
+from flashstep.telemetry.lines import write_whole
 
-FORMAT = 1
+FORMAT = 2  # format 1 could not tell of a filled cache
 MOST_TOLD = 10  # lines of a file that is no ledger at all
 LOG = logging.getLogger(__name__)
 Kind = Literal["forward", "latency", "pdl", "decode", "probe", "chain", "serve", "replay", "eval"]
@@ -25,6 +27,11 @@ Kind = Literal["forward", "latency", "pdl", "decode", "probe", "chain", "serve",
 
 class LedgerError(ValueError):
     """A file that is no ledger, with the number of each line that is wrong."""
+
+
+def routing(falsified_by: Iterable[str]) -> str:
+    """Of ``Entry.falsified_by``, what was done to routing: "uniform routing", "recorded routing", "real routing"."""
+    return next((words for words in falsified_by if words.endswith(" routing")), "real routing")
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,9 +65,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     runs can be exchanged within it only (None: each run had its own). ``settings`` is what two arms must have in common to be
     compared (workload, lengths, seed policy); ``subject`` is what was measured and may differ (URL, model, engine flags, server's
     version). ``metrics`` are summaries of ``samples`` under names of ``bench.metrics``; ``detail`` is what only pictures read.
-    ``faults`` are sentences about what went wrong; ``complete`` is False where the run ended before its plan. ``raw`` is a file
-    with more (each chunk's time, each answer), relative to the ledger's folder. ``plan`` is the SHA-256 of the plan that was
-    written before this run (``bench.experiment``).
+    ``failed`` is how many were asked for beside the samples and came to nothing (requests, questions). ``falsified_by`` says what
+    made its texts wrong on purpose, as the server or the configuration tells it (``EngineConfig.falsifies``); () of a server that
+    says nothing. ``faults`` are sentences about what went wrong; ``complete`` is False where the run ended before its plan, not
+    where something failed in it. ``raw`` is a file with more (each chunk's time, each answer), relative to the ledger's folder.
+    ``plan`` is the SHA-256 of the plan that was written before this run (``bench.experiment``).
     """
 
     kind: Kind
@@ -75,9 +84,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     job: str | None = None
     detail: dict[str, Any] = {}
     faults: tuple[str, ...] = ()
+    failed: int = 0
     complete: bool = True
-    synthetic_acceptance: bool = False
-    routing: str = "real"
+    falsified_by: tuple[str, ...] = ()
     raw: str | None = None
     plan: str | None = None
     format: int = FORMAT
@@ -102,10 +111,11 @@ def append(path: Path, entry: Entry) -> None:
         size = os.fstat(place).st_size
         torn = size > 0 and os.pread(place, 1, size - 1) != b"\n"
         try:
-            _write(place, b"\n" + line if torn else line)
+            write_whole(place, b"\n" + line if torn else line)
             os.fsync(place)
         except OSError as error:
-            os.ftruncate(place, size)
+            with contextlib.suppress(OSError):  # no regular file
+                os.ftruncate(place, size)  # fsync may be what failed
             raise OSError(f"{path}: the entry was not written: {error}") from error
     finally:
         os.close(place)
@@ -115,11 +125,78 @@ def read(path: Path) -> list[Entry]:
     """All entries of the ledger at ``path``; ``LedgerError`` names the lines that are none.
 
     Lines that end in the middle (their writer was killed, the disk was full) are told to the log and left out: nothing that
-    stands in them is missing elsewhere.
+    stands in them is missing elsewhere. So are entries that stand there already; two different ones under one id are an error.
     """
+    return _once([(path, number, entry) for number, entry in _read(path)])
+
+
+def read_all(paths: Iterable[Path]) -> list[Entry]:
+    """The entries of several ledgers, in order, each once, as ``read`` gives those of one. All files that are wrong are told."""
+    found: list[tuple[Path, int, Entry]] = []
+    wrong: list[str] = []
+    for path in paths:
+        try:
+            found += [(path, number, entry) for number, entry in _read(path)]
+        except LedgerError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise LedgerError("; ".join(dict.fromkeys(wrong)))
+    return _once(found)
+
+
+def problem_of(path: Path) -> str:
+    """Why nothing should be appended to the file at ``path``, in words; "" where it is a ledger, empty or absent."""
+    try:
+        with path.open("rb") as lines:
+            first = next((line.strip() for line in lines if line.strip()), b"")
+    except OSError:
+        return ""  # whoever writes it will hear of that
+    try:
+        if first:
+            _decode(first)
+    except ValueError as error:
+        return "" if _is_torn(first, error) else f"is there and no ledger: {error}"
+    return ""
+
+
+def _once(found: Iterable[tuple[Path, int, Entry]]) -> list[Entry]:
+    """Without repetitions, which are told: a run that is read twice is still one run."""
+    known: dict[str, tuple[Path, int, Entry]] = {}
+    repeated: list[str] = []
+    wrong: list[str] = []
+    for path, number, entry in found:
+        first = known.setdefault(entry.id, (path, number, entry))
+        if first[2] is entry:
+            continue
+        if first[2] == entry:
+            repeated.append(entry.id)
+        else:
+            wrong.append(
+                f"{path}, line {number}: another entry than {first[0]}, line {first[1]}, under the same id {entry.id}"
+            )
+    if wrong:
+        raise LedgerError("; ".join(_first_of(wrong)))
+    if repeated:
+        LOG.warning(
+            "read once, though they stand there more than once: %d entries (%s)",
+            len(set(repeated)),
+            ", ".join(_first_of(list(dict.fromkeys(repeated)))),
+        )
+    return [entry for _, _, entry in known.values()]
+
+
+def _first_of(words: list[str], what: str = "more") -> list[str]:
+    more = [f"and {len(words) - MOST_TOLD} {what}"] if len(words) > MOST_TOLD else []
+    return words[:MOST_TOLD] + more
+
+
+def _read(path: Path) -> list[tuple[int, Entry]]:
+    """The entries of one file with the numbers of their lines."""
     if not path.is_file():
         raise LedgerError(f"{path}: there is no such ledger")
-    entries: list[Entry] = []
+    if not os.access(path, os.R_OK):
+        raise LedgerError(f"{path} cannot be read")
+    entries: list[tuple[int, Entry]] = []
     wrong: list[str] = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -127,7 +204,7 @@ def read(path: Path) -> list[Entry]:
             if not text:
                 continue
             try:
-                entries.append(_decode(text))
+                entries.append((number, _decode(text)))
             except ValueError as error:
                 if _is_torn(text, error):
                     LOG.warning(
@@ -136,8 +213,7 @@ def read(path: Path) -> list[Entry]:
                 else:
                     wrong.append(f"line {number}: {error}")
     if wrong:
-        more = f"; and {len(wrong) - MOST_TOLD} more lines" if len(wrong) > MOST_TOLD else ""
-        raise LedgerError(f"{path} is no ledger: " + "; ".join(wrong[:MOST_TOLD]) + more)
+        raise LedgerError(f"{path} is no ledger: " + "; ".join(_first_of(wrong, "more lines")))
     return entries
 
 
@@ -157,13 +233,6 @@ def _is_torn(text: bytes, error: ValueError) -> bool:
     """Whether the line of an object ended too early."""
     truncated = isinstance(error, msgspec.DecodeError) and str(error) == "Input data was truncated"
     return text.startswith(b"{") and (truncated or not text.endswith(b"}"))
-
-
-def _write(place: int, data: bytes) -> None:
-    """All of ``data``: one system call writes 2 GB at most, and less on a disk that fills up."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(place, rest) :]
 
 
 def _finite(entry: Entry) -> Entry:

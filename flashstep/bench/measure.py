@@ -49,6 +49,10 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
         return METRICS[self.metric].of == "question"
 
     @property
+    def is_of_steps(self) -> bool:
+        return METRICS[self.metric].of == "step"
+
+    @property
     def words(self) -> str:
         of = METRICS[self.metric].of
         return (
@@ -57,10 +61,28 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
             else f"{self.statistic} {METRICS[self.metric].words}"
         )
 
+    @property
+    def percentile(self) -> float | None:
+        """Which one of its samples a run's value is, where it is one of the tail."""
+        if self.metric in INTERACTIVITY:
+            return float(INTERACTIVITY[self.metric])
+        return float(self.statistic[1:]) if self.statistic.startswith("p") else None
+
+    def beyond(self, count: int) -> str | None:
+        """A sentence where not one of ``count`` samples lies beyond the percentile."""
+        if self.percentile is None or count * (1 - self.percentile / 100) >= 1:
+            return None
+        return f"a run has {count} samples, and none of them lies beyond P{self.percentile:g}: it is little more than the largest"
+
     def of(self, values: np.ndarray) -> float:
         """A run's value."""
         if self.metric in INTERACTIVITY:
-            return 1000 / float(np.percentile(values, INTERACTIVITY[self.metric]))
+            itl = float(np.percentile(values, INTERACTIVITY[self.metric]))
+            if not itl:
+                raise ValueError(
+                    f"{self.metric}: the inter-token latency is 0 ms; is a token counted without its time?"
+                )
+            return 1000 / itl
         if self.statistic == "mean":
             return float(np.mean(values))
         share = 50.0 if self.statistic == "median" else float(self.statistic[1:])

@@ -5,6 +5,8 @@ Definitions are those of spec/serving.md E13 to E22. Knows no measurement.
 
 from typing import Literal, NamedTuple
 
+MOST_FAILED = 0.1  # share of a run's requests (H4): above it the run says too little of the server
+
 
 class Metric(NamedTuple):
     """``better`` is "lower" or "higher"; ``of`` is what one raw value belongs to ("run": only the whole has one)."""
@@ -17,6 +19,7 @@ class Metric(NamedTuple):
 
 METRICS: dict[str, Metric] = {
     "ttft_ms": Metric("ms", "lower", "request", "time to first token"),
+    # one quantity under both of its names: vLLM's TPOT is AgentX's ITL of a request (E13, E16), and readers look for either
     "tpot_ms": Metric("ms", "lower", "request", "time per output token"),
     "itl_ms": Metric("ms", "lower", "request", "inter-token latency"),
     "e2el_ms": Metric("ms", "lower", "request", "request latency"),

@@ -137,6 +137,8 @@ def rates_of(entry: Entry, *, gpus: int) -> Rates:
         inputs = _inputs(entry, where)
     cached, uncached = inputs
     output = entry.metrics["output_tps"]
+    if not cached + uncached + output > 0:
+        raise ValueError(f"{where} has no tokens, and so no price")
     return Rates(cached_input=cached / gpus, uncached_input=uncached / gpus, output=output / gpus)
 
 

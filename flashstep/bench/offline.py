@@ -4,28 +4,24 @@ Each step is from one commit to the next, so it holds planning, sampling and wha
 Knows no workload and no file.
 """
 
-import signal
 import statistics
-import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from flashstep.config.engine import EngineConfig
 from flashstep.config.model import ModelConfig
 from flashstep.engine.engine import Engine
-from flashstep.parallel.balance import balancedness, balancedness_by_window
+from flashstep.parallel.balance import Evenness
 from flashstep.parallel.loads import read
 from flashstep.parallel.rank import Rank
 from flashstep.runner.build import Built, build
 from flashstep.runner.routing import parts_of
 
 INTERRUPTED = "it was interrupted"
-Item = TypeVar("Item")
 
 
 class Offline:
@@ -60,7 +56,7 @@ class Offline:
         """Run what was added. Whoever leaves early leaves nothing behind: what still ran is aborted."""
         before = time.perf_counter()
         try:
-            with closing(between_steps(self.engine.steps())) as steps:
+            with closing(self.engine.steps(ahead=runs_beside(self.built))) as steps:
                 for outputs in steps:
                     now = time.perf_counter()
                     tokens = tuple(len(output.tokens) for output in outputs if output.tokens)
@@ -70,30 +66,9 @@ class Offline:
             self.engine.abort(self.engine.unfinished)
 
 
-def between_steps(steps: Generator[Item]) -> Generator[Item]:
-    """``steps``, with Ctrl-C held back until the step that runs is over: half a step leaves an engine that nobody can use.
-
-    Then KeyboardInterrupt is raised; a second Ctrl-C raises it at once.
-    """
-    asked = False
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            signal.default_int_handler(number, frame)
-        asked = True
-
-    here = threading.current_thread() is threading.main_thread()  # which alone hears of signals
-    before = signal.signal(signal.SIGINT, hold) if here else None
-    try:
-        for item in steps:
-            yield item
-            if asked:
-                raise KeyboardInterrupt
-    finally:
-        steps.close()
-        if here:
-            signal.signal(signal.SIGINT, before)
+def runs_beside(built: Built) -> bool:
+    """Whether steps run beside the host. Where it computes them, one launched ahead would run in the time of another."""
+    return built.pool.device.type != "cpu"
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,19 +90,16 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.fmean(self.by_step)
 
 
-def balance(config: EngineConfig, built: Built, *, steps: slice) -> Balance | None:
-    """What the recorded loads of ``steps`` come to (target layers); None where none are recorded."""
-    path = config.record_expert_loads
-    if path is None:
+def balance(built: Built, *, first: int, end: int | None = None) -> Balance | None:
+    """What the recorded loads of steps ``first`` .. ``end`` come to (target layers); None where none are recorded."""
+    path = built.runner.routing.recorded
+    if path is None or not path.is_file():
         return None
     parts = parts_of(built.layout, experts=built.config.n_routed_experts)
-    targets = [step.target for step in read(path).steps[steps]]
-    found = [balancedness(counts_LE, parts=parts) for counts_LE in targets]
-    known = tuple(value for value in found if value is not None)
-    if not known:
-        return None
-    (window,) = balancedness_by_window(targets, parts=parts, window=len(targets))
-    return Balance(parts=parts, by_step=known, window=window)
+    even = Evenness(parts=parts)
+    for step in read(path).steps.between(first, end):
+        even.add(step.target)
+    return Balance(parts=parts, by_step=tuple(even.by_step), window=even.whole) if even.by_step else None
 
 
 def settings_of(config: EngineConfig) -> dict[str, Any]:
@@ -139,6 +111,7 @@ def settings_of(config: EngineConfig) -> dict[str, Any]:
     return {
         "routing": config.routing,
         "cache": "filled" if config.fill_cache else "computed",
+        "fill_cache_std": config.fill_cache_std if config.fill_cache else None,
         "synthetic_acceptance": msgspec.to_builtins(rates),
     }
 

@@ -5,17 +5,28 @@ Asks git and nvidia-smi once; where one is absent the field says so by being Non
 
 import datetime
 import importlib.metadata
+import json
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 GPU_QUERY = "name,uuid,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
+
+HIDDEN = "HIDDEN"  # a word that no shell quotes: commands are compared
+SECRETS = {"--api-key", "--hf-token"}  # flags whose values are nobody's business
+HEADERS, BODY = "--header", "--extra-body"  # of these the names stay
+SECRET_FIELD = re.compile(
+    r"(^|[-_.])(api[-_]?key|key|token|secret|password|passwd|auth|authorization|cookie)$", re.I
+)
+USER = re.compile(r"(\w+://)[^/@\s]+@")
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +69,7 @@ def origin() -> Origin:
     changed = _asked(["git", "-C", here, "status", "--porcelain", "--untracked-files=no"])
     gpus = _asked(["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader"]).splitlines()
     return Origin(
-        command=shlex.join(["flashstep", *sys.argv[1:]]),
+        command=shlex.join(["flashstep", *without_secret_flags(sys.argv[1:])]),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         commit=commit or None,
         dirty=bool(changed) if commit else None,
@@ -70,6 +81,68 @@ def origin() -> Origin:
         torch=_version("torch"),
         flashstep=_version("flashstep"),
     )
+
+
+def without_secret_flags(argv: Sequence[str]) -> list[str]:
+    """A command line as a report may show it: keys, values of headers, secret fields of bodies and users in URLs are hidden.
+
+    Words that are whole command lines (arms of a comparison) are looked at likewise.
+    """
+    found: list[str] = []
+    flag = ""
+    for word in argv:
+        name, sign, value = word.partition("=")
+        if word.startswith("--") and not any(letter.isspace() for letter in name):
+            flag = name.replace("_", "-")
+            found.append(name + sign + (_hidden(flag, value) if sign else ""))
+        elif flag in {*SECRETS, HEADERS, BODY}:
+            found.append(_hidden(flag, word))
+        else:
+            found.append(_line(word) if " --" in word else _plain(word))
+    return found
+
+
+def without_secrets(value: Any) -> Any:
+    """A JSON value whose fields with names of secrets are hidden, at any depth."""
+    if isinstance(value, dict):
+        return {
+            name: HIDDEN if SECRET_FIELD.search(name) else without_secrets(inner)
+            for name, inner in value.items()
+        }
+    return [without_secrets(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _hidden(flag: str, value: str) -> str:
+    if flag in SECRETS:
+        return HIDDEN
+    if flag == HEADERS:
+        return f"{value.partition('=')[0]}={HIDDEN}"
+    if flag == BODY:
+        try:
+            body = json.loads(value)
+            return value if (shown := without_secrets(body)) == body else json.dumps(shown)
+        except (ValueError, RecursionError):
+            return HIDDEN
+    return _plain(value)
+
+
+def _plain(word: str) -> str:
+    return USER.sub(r"\1", word)
+
+
+def _line(line: str) -> str:
+    """A word that may be a command line of its own; as it was where there is nothing to hide."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return HIDDEN
+    shown = without_secret_flags(words)
+    pairs = sorted(zip(words, shown, strict=True), key=lambda pair: -len(pair[0]))  # one may hold the other
+    for word, hidden in pairs:
+        if word != hidden and word not in line:
+            return shlex.join(shown)
+        line = line if word == hidden else line.replace(word, hidden)
+    return line
 
 
 def _cpu() -> str:

@@ -39,10 +39,13 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     decoded: int
     steps: tuple[Probed, ...]
-    synthetic_acceptance: bool
-    routing: str
+    falsified_by: tuple[str, ...]
     faults: tuple[str, ...] = ()
     complete: bool = True
+
+    @property
+    def is_interrupted(self) -> bool:
+        return INTERRUPTED in self.faults
 
     @property
     def median_us(self) -> float:
@@ -86,8 +89,7 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
             seed=SEED,
             faults=self.faults,
             complete=self.complete,
-            synthetic_acceptance=self.synthetic_acceptance,
-            routing=self.routing,
+            falsified_by=self.falsified_by,
         )
 
 
@@ -126,7 +128,6 @@ def probe(
         faults.append(INTERRUPTED)
     first = next((place for place, step in enumerate(taken) if step.tokens), len(taken))
     steps = tuple(Probed(us=step.us, tokens=sum(step.tokens)) for step in taken[first + 1 :] if step.tokens)
-    facts = offline.built.runner.facts
     return ProbeReport(
         origin=origin(),
         subject=offline.subject,
@@ -134,8 +135,7 @@ def probe(
         tokens=tokens,
         decoded=sum(step.tokens or 0 for step in steps),
         steps=steps,
-        synthetic_acceptance=facts.speculation is not None and facts.speculation.synthetic,
-        routing=config.routing,
+        falsified_by=config.falsifies,
         faults=tuple(faults),
         complete=not faults,
     )

@@ -8,8 +8,9 @@ import asyncio
 import itertools
 import signal
 
-from flashstep.bench.load.cards import falsified_by
+from flashstep.bench.load.cards import cards, reasons
 from flashstep.bench.load.client import Answered, Call, Client
+from flashstep.bench.offline import INTERRUPTED
 from flashstep.bench.origin import origin
 from flashstep.bench.probe import Probed, ProbeReport
 
@@ -22,31 +23,27 @@ async def probe_url(url: str, *, tokens: int, model: str | None, api_key: str | 
     ``ValueError`` where no model is listed and none was named.
     """
     async with Client(url, api_key=api_key) as client:
-        cards = falsified_by(await client.get("/v1/models"))
-        model = model or next(iter(cards), None)
+        listed = cards(await client.get("/v1/models"))
+        model = model or next(iter(listed), None)
         if model is None:
             raise ValueError(
-                f"{url}/v1/models lists no model; name one with --served-model, if there is a server"
+                f"{client.root}/v1/models lists no model; name one with --served-model, if there is a server"
             )
-        wrong = cards.get(model, ())
+        wrong = reasons(listed.get(model))
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, client.interrupt)
         answered = await client.send(Call(key="probe", path="/v1/completions", body=_body(model, tokens)))
     faults = _faults(answered, tokens=tokens)
-    routing = next((words.split()[0] for words in wrong if words.endswith("routing")), "real")
     return ProbeReport(
         origin=origin(),
-        subject={"url": url, "model": model},
+        subject={"url": client.root, "model": model},
         settings={
             "tokens": tokens,
             "prompt": "the text of bench.probe",
-            "routing": routing,
-            "cache": "filled" if "filled cache" in wrong else "computed",
         },
         tokens=tokens,
         decoded=_decoded(answered),
         steps=_steps(answered),
-        synthetic_acceptance="synthetic acceptance" in wrong,
-        routing=routing,
+        falsified_by=wrong,
         faults=faults,
         complete=not faults,
     )
@@ -82,6 +79,8 @@ def _decoded(answered: Answered) -> int:
 
 
 def _faults(answered: Answered, *, tokens: int) -> tuple[str, ...]:
+    if answered.fault == "interrupted":
+        return (INTERRUPTED,)
     if answered.fault:
         return (f"{answered.fault}: {answered.error}",)
     if answered.output_tokens is None:

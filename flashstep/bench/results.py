@@ -87,7 +87,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cases: tuple[Measured, ...]
     faults: tuple[str, ...] = ()
 
-    def entry(self, *, settings: dict[str, Any], subject: dict[str, Any], seed: int) -> Entry:
+    def entry(
+        self,
+        *,
+        settings: dict[str, Any],
+        subject: dict[str, Any],
+        seed: int,
+        falsified_by: tuple[str, ...] = (),
+    ) -> Entry:
         """For the ledger: a sample for each timed run of each case. The metric of several cases is the mean of their medians."""
         samples = {
             f"{case.case} #{number}": us for case in self.cases for number, us in enumerate(case.samples_us)
@@ -112,8 +119,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             },
             faults=self.faults,
             complete=not self.faults,
-            synthetic_acceptance=settings.get("synthetic_acceptance") is not None,
-            routing=settings.get("routing", "real"),
+            falsified_by=falsified_by,
         )
 
     def _metrics(self) -> dict[str, float]:

@@ -12,8 +12,8 @@ from flashstep.config.cache import HitPolicy
 from flashstep.config.engine import EngineConfig
 from flashstep.config.errors import ConfigError
 from flashstep.config.model import MX_GROUP, WEIGHT_BLOCK, ModelConfig
+from flashstep.step import MAX_IN_FLIGHT, rows_ahead
 
-STEPS_IN_FLIGHT = 2  # the window blocks of so many chunks are held at once
 CACHED_WINDOW_SHARE = 4  # under EXACT one part in so many of what is left caches windows
 
 
@@ -55,7 +55,7 @@ def plan_cache(model: ModelConfig, engine: EngineConfig) -> CacheBudget:
     memory = engine.cache_bytes - tail_bytes
     per_request = -(-(groups.sliding_window + _rows_ahead(model, engine) - 1) // size) + 1
     chunk = min(engine.max_num_batched_tokens, wanted)
-    live = engine.max_num_seqs * per_request + STEPS_IN_FLIGHT * -(-chunk // size)
+    live = engine.max_num_seqs * per_request + MAX_IN_FLIGHT * -(-chunk // size)
     least = per_request + 1
     windows = live
     if engine.enable_prefix_caching and engine.hit_policy is HitPolicy.EXACT:
@@ -97,10 +97,8 @@ def _groups(model: ModelConfig, engine: EngineConfig) -> CacheGroups:
 
 
 def _rows_ahead(model: ModelConfig, engine: EngineConfig) -> int:
-    """Rows that a decoding request may hold behind its window: of steps in flight, of which nobody knows how many stand."""
     drafts = engine.speculative
-    width = 0 if drafts is None else drafts.num_speculative_tokens or model.dspark_block_size
-    return STEPS_IN_FLIGHT * (1 + width)
+    return rows_ahead(0 if drafts is None else drafts.num_speculative_tokens or model.dspark_block_size)
 
 
 def _global_blocks(memory: int, block_bytes: int, *, full: int) -> int:

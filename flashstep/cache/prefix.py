@@ -43,8 +43,8 @@ class Chain:
             keys.append(key)
 
 
-class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """A usable prefix of ``tokens`` tokens.
+class Prefix(msgspec.Struct, frozen=True, kw_only=True):
+    """The first ``tokens`` tokens of a sequence, which need not be computed: a hit, and what comes from outside behind it.
 
     ``blocks`` are its global blocks; ``window_blocks`` the window blocks of its end, the first of which stands at table
     index ``window_base``. The last ``replay`` tokens must be run again to rebuild windows (bounded policy). The records of the
@@ -64,7 +64,7 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
         return self.tokens - self.transferred
 
 
-MISS = Hit()
+NO_PREFIX = Prefix()
 
 
 def longest_hit(
@@ -75,7 +75,7 @@ def longest_hit(
     policy: HitPolicy,
     block_size: int,
     window: int,
-) -> Hit:
+) -> Prefix:
     """The longest hit over the blocks named by ``keys`` (the caller has left out those that must be computed).
 
     EXACT: a hit of H tokens needs the global blocks of [0, H) and the window blocks that cover [H - window, H).
@@ -90,16 +90,16 @@ def longest_hit(
     if policy is HitPolicy.BOUNDED:
         tokens = len(blocks) * block_size
         if tokens <= window:
-            return MISS
-        return Hit(
+            return NO_PREFIX
+        return Prefix(
             tokens=tokens, blocks=tuple(blocks), window_base=(tokens - window) // block_size, replay=window
         )
     count = _windowed_prefix(keys[: len(blocks)], window_pool, block_size=block_size, window=window)
     if count == 0:
-        return MISS
+        return NO_PREFIX
     base = max(count * block_size - window, 0) // block_size
     held = [window_pool.find(key) for key in keys[base:count]]
-    return Hit(
+    return Prefix(
         tokens=count * block_size,
         blocks=tuple(blocks[:count]),
         window_blocks=tuple(block for block in held if block is not None),
@@ -118,14 +118,14 @@ def _windowed_prefix(keys: Sequence[bytes], window_pool: BlockPool, *, block_siz
     return 0
 
 
-def with_transferred(hit: Hit, tokens: int, *, block_size: int, window: int) -> Hit:
+def with_transferred(hit: Prefix, tokens: int, *, block_size: int, window: int) -> Prefix:
     """``hit`` and, behind it, records from outside up to ``tokens``: windows come with them, so nothing is replayed.
 
     Of the window blocks that ``hit`` holds, those stay which the last ``window`` of ``tokens`` reach into.
     """
     assert tokens > hit.tokens and not hit.replay, (tokens, hit)
     base = max(tokens - window, 0) // block_size
-    return Hit(
+    return Prefix(
         tokens=tokens,
         blocks=hit.blocks,
         window_blocks=hit.window_blocks[base - hit.window_base :],

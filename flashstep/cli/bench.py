@@ -42,7 +42,7 @@ Measurement = (
 class Bench:
     """Measure the engine on this device, against its floors."""
 
-    measurement: Measurement
+    measurement: Annotated[Measurement, tyro.conf.arg(name="")]  # no "measurement." in the names of groups
 
     def run(self) -> int:
         return self.measurement.run()

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from flashstep.cli.bench_forward import INTERRUPTED
 from flashstep.cli.recording import Recording
-from flashstep.cli.terminal import OUT, note, require_folders
+from flashstep.cli.terminal import OUT, note
 
 if TYPE_CHECKING:
     from flashstep.bench.chain import Measured
@@ -41,7 +41,6 @@ class BenchChain:
     recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
 
     def run(self) -> int:
-        self.recording.check()
         wrong = [f"--tokens holds {count}; it must be at least 1" for count in self.tokens if count < 1]
         if self.replays < 1:
             wrong.append(f"--replays is {self.replays}; it must be at least 1")
@@ -60,9 +59,9 @@ class BenchChain:
             wrong.append(
                 "--kernels reference waits for the host, and no graph can hold that; add --device cpu"
             )
+        wrong += self.recording.problems({"--json": self.json})
         if wrong:
             raise ValueError("; ".join(wrong))
-        require_folders({"--json": self.json})
         measured: list[Measured] = []
         faults: tuple[str, ...] = ()
         try:

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from flashstep.cli.extras import require_bench
-from flashstep.cli.terminal import NOTES, OUT, note, require_folders
+from flashstep.cli.terminal import NOTES, OUT, note, require_outputs
 
 if TYPE_CHECKING:
     from flashstep.bench.arms import Arms
@@ -49,7 +49,8 @@ class BenchCompare:
     control: str = ""
     """a third arm of A's build, which shows how far it differs from itself: A runs A's command again; or a ledger"""
     rounds: int | None = None
-    """how often each arm runs: even; without it the fewest that can reach the level"""
+    """how often each arm runs: even, with a control a multiple of 6 (all orders of three); without it the fewest that can reach
+    the level"""
     ledger: Path | None = None
     """file of JSON lines that the runs are kept in"""
     alpha: float | None = None
@@ -68,7 +69,7 @@ class BenchCompare:
     """the same as PNG"""
 
     def run(self) -> int:
-        require_folders({"--json": self.json, "--svg": self.svg, "--png": self.png, "--ledger": self.ledger})
+        require_outputs({"--json": self.json, "--svg": self.svg, "--png": self.png, "--ledger": self.ledger})
         drawn = self.svg is not None or self.png is not None
         require_bench("scipy", "numpy", *(["matplotlib"] if drawn else []))
         for flag, file, suffix in (("--svg", self.svg, ".svg"), ("--png", self.png, ".png")):
@@ -102,7 +103,7 @@ class BenchCompare:
     def _run(self) -> int:
         """Both arms by their commands, in turns."""
         from flashstep.bench.arms import arms_of
-        from flashstep.bench.experiment import due, state
+        from flashstep.bench.experiment import due, held, state
         from flashstep.bench.ledger import read
 
         plan, ledger = self._planned()
@@ -112,7 +113,8 @@ class BenchCompare:
             for run in due(stated, ledger):
                 OUT.print(shlex.join(run.argv))
             return 0
-        interrupted = self._run_all(stated, ledger)
+        with held(stated.file):
+            interrupted = self._run_all(stated, ledger)
         kept = [entry for entry in read(ledger) if entry.plan == stated.digest] if ledger.exists() else []
         by_arm = [[entry for entry in kept if entry.label == label] for label in plan.arms]
         code = self._claim(arms_of(*by_arm), stated) if all(by_arm) else REFUSED
@@ -123,9 +125,9 @@ class BenchCompare:
 
     def _planned(self) -> "tuple[Plan, Path]":
         """What the flags ask for; ``ValueError`` with all that is wrong."""
-        from flashstep.bench.experiment import CONTROL, Plan, argv, margin, now
+        from flashstep.bench.experiment import CONTROL, Plan, argv, check_alpha, margin, now
         from flashstep.bench.measure import measure
-        from flashstep.bench.stats.design import fewest_rounds, fewest_runs, order
+        from flashstep.bench.stats.design import balanced, fewest_rounds, fewest_runs, order
 
         wrong: list[str] = []
         alpha = ALPHA if self.alpha is None else self.alpha
@@ -133,11 +135,15 @@ class BenchCompare:
             wrong.append("--plan reads a plan; running arms write it beside --ledger: leave it out")
         if self.ledger is None:
             wrong.append("--ledger is missing: the runs are kept there")
-        fewest, is_accuracy = 2, False
+        fewest, is_accuracy, number = 2, False, 3 if self.control else 2
         try:
-            self._check_alpha()
+            check_alpha(alpha)
             is_accuracy = measure(self.metric).is_accuracy
-            fewest = fewest_runs(alpha) if is_accuracy else fewest_rounds(alpha)
+            fewest = (
+                balanced(fewest_runs(alpha), arms=number)
+                if is_accuracy
+                else fewest_rounds(alpha, arms=number)
+            )
         except ValueError as error:
             wrong.append(f"--metric or --alpha: {error}")
         rounds = fewest if self.rounds is None else self.rounds
@@ -163,12 +169,8 @@ class BenchCompare:
         plan = Plan(date=now(), metric=self.metric, alpha=alpha, margin=self.margin, rounds=rounds, arms=arms)
         return plan, self.ledger
 
-    def _check_alpha(self) -> None:
-        if self.alpha is not None and not 0.0001 <= self.alpha <= 0.5:
-            raise ValueError(f"the level is {self.alpha}; it must be 0.0001 to 0.5")
-
     def _run_all(self, stated: "Stated", ledger: Path) -> bool:
-        """Whether a Ctrl-C (or a SIGTERM, which would leave the run without us) ended it."""
+        """Whether a Ctrl-C ended it (or a SIGTERM or SIGHUP, which would leave the run without us)."""
         from flashstep.bench.experiment import due, run_all
 
         whole = len(stated.plan.schedule)
@@ -181,7 +183,9 @@ class BenchCompare:
             TextColumn("{task.fields[said]}", markup=False),
             console=NOTES,
         )
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        before = {
+            name: signal.signal(name, signal.default_int_handler) for name in (signal.SIGTERM, signal.SIGHUP)
+        }
         with bar:
             task = bar.add_task("", total=whole, completed=whole - len(due(stated, ledger)), said="")
             try:
@@ -197,19 +201,20 @@ class BenchCompare:
             except KeyboardInterrupt:
                 return True
             finally:
-                signal.signal(signal.SIGTERM, before)
+                for name, handler in before.items():
+                    signal.signal(name, handler)
         return False
 
     def _claim(self, arms: "Arms", stated: "Stated | None") -> int:
         """Judge, show and write."""
         from flashstep.bench.arms import Question
         from flashstep.bench.claim import as_builtins, judge
-        from flashstep.bench.experiment import margin
+        from flashstep.bench.experiment import check_alpha, margin
         from flashstep.bench.measure import measure, shared_measures
         from flashstep.cli.claim_tables import parts
 
         plan = stated.plan if stated else None
-        self._check_alpha()
+        check_alpha(ALPHA if self.alpha is None else self.alpha)
         if plan is not None:
             self._check_plan(plan)
         name = self.metric or (plan.metric if plan else "")

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import tyro
 
 from flashstep.cli.bench_forward import INTERRUPTED, engine_config
-from flashstep.cli.recording import Recording
-from flashstep.cli.terminal import OUT, note, require_folders, warn_of_falsified
+from flashstep.cli.recording import EngineFlags, Recording
+from flashstep.cli.terminal import OUT, note, warn_of_falsified
 from flashstep.config.engine_options import EngineOptions
 from flashstep.config.presets import released
 
 if TYPE_CHECKING:
+    from flashstep.bench.decode import DecodeReport
     from flashstep.bench.offline import Balance
 
 DECIDED = frozenset(
@@ -50,10 +51,9 @@ class BenchDecode:
     output_json: Path | None = None
     """write every step's time to this file"""
     recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
-    options: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
+    options: EngineFlags = field(default_factory=EngineOptions)
 
     def run(self) -> int:
-        self.recording.check()
         least = {"context": 1, "batch_size": 1, "steps": 1, "warm_up": 0, "temperature": 0}
         wrong = [
             f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {at_least}"
@@ -62,9 +62,9 @@ class BenchDecode:
         ]
         if self.released and self.model is not None:
             wrong.append("give --model or --released, not both")
+        wrong += self.recording.problems({"--output-json": self.output_json})
         if wrong:
             raise ValueError("; ".join(wrong))
-        require_folders({"--output-json": self.output_json})
         config = engine_config(self.options, self.model, is_released=self.released, decided=DECIDED)
         warn_of_falsified(config.falsifies)
         if config.routing == "real":
@@ -73,6 +73,7 @@ class BenchDecode:
             )
 
         from flashstep.bench.decode import SHARES, Workload, measure
+        from flashstep.bench.ledger import routing
         from flashstep.bench.results import as_json
 
         report = measure(
@@ -98,9 +99,12 @@ class BenchDecode:
                 f"step: {percentiles}; {len(report.steps)} steps of {self.batch_size} requests, {self.context} to "
                 f"{report.last_context:,.0f} tokens each\n"
                 f"{report.tokens_a_step:.2f} tokens a step and request "
-                f"({_acceptance(report.drafts, report.synthetic_acceptance)}), {report.tokens_a_second:,.1f} tokens/s in all; "
-                f"routing {report.routing}"
+                f"({_acceptance(report)}), {report.tokens_a_second:,.1f} tokens/s in all; "
+                f"{routing(report.falsified_by)}"
             )
+        if report.replayed:
+            made = ", ".join(f"{count} {how}" for how, count in report.replayed.items())
+            OUT.print(f"recorded loads, by how they were made to fit the rows: {made}")
         tell_balance(report.balance)
         for fault in report.faults:
             OUT.print(f"fault: {fault}")
@@ -108,10 +112,11 @@ class BenchDecode:
         return 0 if report.complete else INTERRUPTED
 
 
-def _acceptance(drafts: int, synthetic: bool) -> str:
-    if not drafts:
+def _acceptance(report: "DecodeReport") -> str:
+    if not report.drafts:
         return "no drafts"
-    return f"{drafts} drafts, {'synthetic' if synthetic else 'real'} acceptance" + (
+    synthetic = "synthetic acceptance" in report.falsified_by
+    return f"{report.drafts} drafts, {'synthetic' if synthetic else 'real'} acceptance" + (
         "" if synthetic else ", which behind a filled cache says nothing"
     )
 

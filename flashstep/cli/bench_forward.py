@@ -10,8 +10,9 @@ from rich.table import Table
 from flashstep.bench.results import Measured, Report
 from flashstep.cli.extras import require_bench
 from flashstep.cli.model import resolve
-from flashstep.cli.recording import Recording, told_options
-from flashstep.cli.terminal import OUT, note, require_folders
+from flashstep.cli.outputs import write
+from flashstep.cli.recording import EngineFlags, Recording, told_options
+from flashstep.cli.terminal import OUT, note
 from flashstep.config.engine import EngineConfig
 from flashstep.config.engine_options import EngineOptions, changed_options
 from flashstep.config.presets import released
@@ -76,15 +77,21 @@ class BenchForward:
     svg: Path | None = None
     """draw each case's parts against their floors into this file (needs the bench extra)"""
     recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
-    options: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
+    options: EngineFlags = field(default_factory=EngineOptions)
 
     def run(self) -> int:
-        self.recording.check()
+        outputs = {"--json": self.json, "--trace": self.trace, "--svg": self.svg}
+        wrong = self.recording.problems(outputs)
         if self.repeats < 1:
-            raise ValueError(f"--repeats is {self.repeats}; it must be at least 1")
+            wrong.append(f"--repeats is {self.repeats}; it must be at least 1")
         if self.released and self.model is not None:
-            raise ValueError("give --model or --released, not both")
-        require_folders({"--json": self.json, "--trace": self.trace, "--svg": self.svg})
+            wrong.append("give --model or --released, not both")
+        try:
+            engine_config(self.options, self.model, is_released=self.released, decided=DECIDED)
+        except ValueError as error:
+            wrong.append(str(error))
+        if wrong:
+            raise ValueError("; ".join(wrong))
         config = engine_config(self.options, self.model, is_released=self.released, decided=DECIDED)
         self._check_picture(config)
 
@@ -101,13 +108,14 @@ class BenchForward:
             progress=note,
         )
         if self.json is not None:
-            self.json.write_bytes(as_json(report))
+            write(self.json, as_json(report))
         self._show(report)
         self.recording.keep(
             report.entry(
                 settings={"cases": list(self.cases), "repeats": self.repeats, **settings_of(config)},
                 subject={"engine": told_options(self.options)},
                 seed=config.seed,
+                falsified_by=config.falsifies,
             )
         )
         return INTERRUPTED if report.faults else 0

@@ -1,5 +1,6 @@
 """``flashstep bench latency``: how long the engine's steps take, for one request or a batch."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,8 +9,9 @@ import tyro
 
 from flashstep.cli.bench_decode import tell_balance
 from flashstep.cli.bench_forward import INTERRUPTED, engine_config
-from flashstep.cli.recording import Recording, told_options
-from flashstep.cli.terminal import OUT, note, require_folders, warn_of_falsified
+from flashstep.cli.outputs import write
+from flashstep.cli.recording import EngineFlags, Recording, told_options
+from flashstep.cli.terminal import OUT, note, warn_of_falsified
 from flashstep.config.engine_options import EngineOptions
 from flashstep.config.presets import released
 
@@ -42,18 +44,11 @@ class BenchLatency:
     output_json: Path | None = None
     """write every step's time to this file"""
     recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
-    options: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
+    options: EngineFlags = field(default_factory=EngineOptions)
 
     def run(self) -> int:
-        self.recording.check()
-        least = {"input_len": 1, "output_len": 2, "batch_size": 1, "num_iters_warmup": 0, "num_iters": 1}
-        for name, at_least in least.items():
-            if getattr(self, name) < at_least:
-                flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} is {getattr(self, name)}; it must be at least {at_least}")
-        if self.released and self.model is not None:
-            raise ValueError("give --model or --released, not both")
-        require_folders({"--output-json": self.output_json})
+        if wrong := self._problems():
+            raise ValueError("; ".join(wrong))
         config = engine_config(self.options, self.model, is_released=self.released, decided=DECIDED)
         warn_of_falsified(config.falsifies)
 
@@ -74,8 +69,6 @@ class BenchLatency:
             rounds=self.num_iters,
             progress=note,
         )
-        if self.output_json is not None:
-            self.output_json.write_bytes(as_json(report))
         OUT.print(f"{report.model}, {report.layout}, on {report.origin.device}")
         for left_out in report.excluded:
             OUT.print(f"excluded: {left_out}")
@@ -89,9 +82,30 @@ class BenchLatency:
                 settings={"rounds": self.num_iters, "warm_ups": self.num_iters_warmup, **settings_of(config)},
                 subject={"engine": told_options(self.options)},
                 seed=config.seed,
+                falsified_by=config.falsifies,
             )
         )
+        if self.output_json is not None:
+            write(self.output_json, as_json(report))
         return INTERRUPTED if report.faults else 0
+
+    def _problems(self) -> list[str]:
+        least = {"input_len": 1, "output_len": 2, "batch_size": 1, "num_iters_warmup": 0, "num_iters": 1}
+        wrong = [
+            f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {at_least}"
+            for name, at_least in least.items()
+            if getattr(self, name) < at_least
+        ]
+        if not 0 <= self.temperature < math.inf:
+            wrong.append(f"--temperature is {self.temperature}; it must be 0 or more")
+        if self.released and self.model is not None:
+            wrong.append("give --model or --released, not both")
+        wrong += self.recording.problems({"--output-json": self.output_json})
+        try:
+            engine_config(self.options, self.model, is_released=self.released, decided=DECIDED)
+        except ValueError as error:
+            wrong.append(str(error))
+        return wrong
 
 
 def _summary(report: "LatencyReport") -> str:

@@ -1,5 +1,6 @@
 """``flashstep bench loads``: what a file of expert loads says, without the model that it is of."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,9 +10,8 @@ import tyro
 from flashstep.cli.terminal import OUT, note
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from flashstep.parallel.loads import Loads, Moe
+    from flashstep.parallel.balance import Evenness
+    from flashstep.parallel.loads import Moe
 
 BUSIEST = 5
 
@@ -46,46 +46,44 @@ class BenchLoads:
         if loads.cut:
             note(f"{self.file}: its last line is not whole and is left out")
         header = loads.header
-        told = [self._told(name, moe, steps) for name, moe, steps in _kinds(loads, self.skip) if steps]
+        kinds = {"target": header.target} | ({} if header.draft is None else {"draft": header.draft})
+        evenness = {name: self._evenness(name, moe) for name, moe in kinds.items()}
+        rows = 0
+        for step in loads.steps.between(self.skip):
+            rows += step.rows
+            for name, even in evenness.items():
+                counts_LE = step.target if name == "target" else step.draft
+                if counts_LE is not None and counts_LE.any():
+                    even.add(counts_LE)
         OUT.print(
-            f"{header.model}, layout {header.layout}, routing {header.routing}; {len(loads.steps)} steps, "
-            f"{sum(step.rows for step in loads.steps):,} rows\n"
+            f"{header.model}, layout {header.layout}, routing {header.routing}; "
+            f"{max(len(loads.steps) - self.skip, 0)} steps, {rows:,} rows\n"
             f"balancedness over {self.parts} parts, mean over largest load:"
         )
-        for line in told:
-            OUT.print(line)
+        for name, even in evenness.items():
+            if even.by_step:
+                OUT.print(self._told(name, kinds[name], even))
         return 0
 
-    def _told(self, name: str, moe: "Moe", steps: "list[np.ndarray]") -> str:
-        from flashstep.parallel.balance import balancedness_by_window
+    def _evenness(self, name: str, moe: "Moe") -> "Evenness":
+        from flashstep.parallel.balance import Evenness
 
         if moe.experts % self.parts:
             raise ValueError(
                 f"--parts is {self.parts}; {moe.experts} experts of the {name} cannot be shared equally"
             )
-        by_step, by_window, (whole,) = (
-            balancedness_by_window(steps, parts=self.parts, window=window)
-            for window in (1, self.window, len(steps))
-        )
-        total_E = sum(steps[1:], steps[0]).sum(0)
+        return Evenness(parts=self.parts, window=self.window)
+
+    def _told(self, name: str, moe: "Moe", even: "Evenness") -> str:
+        by_step, total_E = even.by_step, even.total_LE.sum(0)
         busiest = sorted(range(len(total_E)), key=lambda expert: -total_E[expert])[:BUSIEST]
         shares = ", ".join(f"{expert} ({100 * total_E[expert] / total_E.sum():.1f}%)" for expert in busiest)
         return (
             f"{name}, {moe.layers} layers of {moe.experts} experts, {moe.chosen} a row: {_mean(by_step)} a step "
-            f"({min(by_step):.3f} to {max(by_step):.3f}), {_mean(by_window)} in {self.window} steps, {whole:.3f} in all "
-            f"{len(steps)}; busiest experts {shares}"
+            f"({min(by_step):.3f} to {max(by_step):.3f}), {_mean(even.by_window)} in {self.window} steps, {even.whole:.3f} in "
+            f"all {len(by_step)}; busiest experts {shares}"
         )
 
 
-def _kinds(loads: "Loads", skip: int) -> "list[tuple[str, Moe, list[np.ndarray]]]":
-    """Target, and draft where one ran: what it is, and its loads step by step, of steps that had rows."""
-    header, steps = loads.header, loads.steps[skip:]
-    kinds = [("target", header.target, [step.target for step in steps if step.rows])]
-    if header.draft is not None:
-        drafted = [step.draft for step in steps if step.draft is not None and step.draft.any()]
-        kinds.append(("draft", header.draft, drafted))
-    return kinds
-
-
-def _mean(values: list[float]) -> str:
+def _mean(values: Sequence[float]) -> str:
     return f"{sum(values) / len(values):.3f}"

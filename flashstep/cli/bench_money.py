@@ -1,6 +1,6 @@
 """``flashstep bench money``: what tokens cost and a GPU-hour is worth, from a table of prices and measured or given rates."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import msgspec
 import tyro
 from rich.table import Table
 
-from flashstep.bench.ledger import read
+from flashstep.bench.ledger import Entry, read_all
 from flashstep.bench.money import (
     CLASSES,
     Hour,
@@ -19,7 +19,8 @@ from flashstep.bench.money import (
     million_tokens_an_hour,
     rates_of,
 )
-from flashstep.cli.terminal import OUT, require_folders
+from flashstep.cli.outputs import output_problems, write
+from flashstep.cli.terminal import OUT
 
 PRICED = ("serve", "replay")
 
@@ -61,36 +62,52 @@ class BenchMoney:
                 f"{self.gpu_hour:.2f} a GPU-hour a million tokens are {cost_per_million(self.gpu_hour, self.total):.4f}"
             )
             return 0
-        assert self.prices is not None
-        table = PriceTable.read(self.prices)
+        table, given = self._read()
         gpu_hour = table.gpu_hour if self.gpu_hour is None else self.gpu_hour
         OUT.print(f"prices of {table.date}, in {table.currency}: {table.source}")
-        hours = {
-            name: hour_of(rates, table.per_million, gpu_hour=gpu_hour)
-            for name, rates in self._rates().items()
-        }
+        hours = {name: hour_of(rates, table.per_million, gpu_hour=gpu_hour) for name, rates in given.items()}
         for name, found in hours.items():
             OUT.print(_table(name, found))
             OUT.print(_words(found, table.currency))
         if self.json is not None:
             told = {"prices": table, "hours": hours}
-            self.json.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1))
+            write(self.json, msgspec.json.format(msgspec.json.encode(told), indent=1))
         return 0
+
+    def _read(self) -> tuple[PriceTable, Mapping[str, Rates]]:
+        """Prices and rates; what is wrong with either file is one ``ValueError``."""
+        assert self.prices is not None
+        try:
+            table = PriceTable.read(self.prices)
+        except ValueError as error:
+            try:
+                self._rates()
+            except ValueError as other:
+                raise ValueError(f"{error}; {other}") from None
+            raise
+        return table, self._rates()
 
     def _rates(self) -> Mapping[str, Rates]:
         if not self.ledgers:
             given = {name: getattr(self, name) or 0.0 for name in CLASSES}
             return {"given rates": Rates(**given)}
         assert self.gpus is not None
-        entries = [entry for path in self.ledgers for entry in read(path) if entry.kind in PRICED]
+        entries = [entry for entry in read_all(self.ledgers) if entry.kind in PRICED]
         if not entries:
             raise ValueError(
                 f"{', '.join(map(str, self.ledgers))}: no entry of serve or replay is there to be priced"
             )
-        return {
-            f"{entry.kind} {entry.label} {entry.id}".replace("  ", " "): rates_of(entry, gpus=self.gpus)
-            for entry in entries
-        }
+        rates: dict[str, Rates] = {}
+        wrong: list[str] = []
+        for entry in entries:
+            name = " ".join(word for word in (entry.kind, entry.label, entry.id) if word)
+            try:
+                rates[_named(name, entry)] = rates_of(entry, gpus=self.gpus)
+            except ValueError as error:
+                wrong.append(str(error))
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return rates
 
     def _check(self) -> None:
         """Everything that the flags say wrong is one ``ValueError``."""
@@ -103,26 +120,47 @@ class BenchMoney:
             if value is not None and not 0 <= value < float("inf")
         ]
         classes = [flag for flag in list(given)[:3] if given[flag] is not None]
-        if self.total is not None:
-            others = [*classes, *(["LEDGER"] if self.ledgers else []), *(["--prices"] if self.prices else [])]
-            if others:
-                wrong.append(f"--total is the blended cost alone; leave out {', '.join(others)}")
-            if self.gpu_hour is None or not self.total > 0:
-                wrong.append("--total needs tokens above 0, and --gpu-hour")
-        else:
-            if self.prices is None:
-                wrong.append(
-                    "give --prices FILE (docs/prices-example.toml is an example; no price is built in)"
-                )
-            if bool(classes) == bool(self.ledgers):
-                wrong.append(f"give a ledger, or rates by {', '.join(list(given)[:3])}: one of the two")
-        if self.ledgers and (self.gpus is None or self.gpus < 1):
-            wrong.append("a ledger's throughput is the whole server's: --gpus says how many GPUs it had")
+        wrong += self._of_total(classes) if self.total is not None else self._of_classes(classes)
+        if self.gpus is not None and self.gpus < 1:
+            wrong.append(f"--gpus is {self.gpus}; it must be at least 1")
         if not self.ledgers and self.gpus is not None:
             wrong.append("--gpus belongs to a ledger; rates are given by GPU already")
+        inputs = {**{f"the ledger {path}": path for path in self.ledgers}, "--prices": self.prices}
+        wrong += output_problems({"--json": self.json}, inputs=inputs)
         if wrong:
             raise ValueError("; ".join(wrong))
-        require_folders({"--json": self.json})
+
+    def _of_total(self, classes: Sequence[str]) -> list[str]:
+        """What does not go with --total; ``classes`` are the flags of rates that were given."""
+        wrong = []
+        others = {"LEDGER": self.ledgers, "--prices": self.prices, "--json": self.json}
+        if found := [*classes, *(flag for flag, value in others.items() if value)]:
+            wrong.append(f"--total is the blended cost alone, in a sentence; leave out {', '.join(found)}")
+        if self.total == 0:
+            wrong.append("--total is 0; without tokens there is no price")
+        if self.gpu_hour is None:
+            wrong.append("--total needs --gpu-hour, what one GPU costs for an hour")
+        return wrong
+
+    def _of_classes(self, classes: Sequence[str]) -> list[str]:
+        """What is missing for prices by class."""
+        wrong = []
+        if self.prices is None:
+            wrong.append("give --prices FILE (docs/prices-example.toml is an example; no price is built in)")
+        if bool(classes) == bool(self.ledgers):
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in CLASSES)
+            wrong.append(f"give a ledger, or rates by {flags}: one of the two")
+        elif not self.ledgers and not any(getattr(self, name) for name in CLASSES):
+            wrong.append(f"{', '.join(classes)}: without tokens there is no price; one must be above 0")
+        if self.ledgers and self.gpus is None:
+            wrong.append("a ledger's throughput is the whole server's: --gpus says how many GPUs it had")
+        return wrong
+
+
+def _named(name: str, entry: Entry) -> str:
+    """With what a reader must know before believing a price of it."""
+    doubts = [*([] if entry.complete else ["incomplete"]), *entry.falsified_by]
+    return f"{name} ({', '.join(doubts)})" if doubts else name
 
 
 def _table(name: str, found: Hour) -> Table:

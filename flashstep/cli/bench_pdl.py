@@ -8,7 +8,7 @@ import tyro
 from rich.table import Table
 
 from flashstep.cli.recording import Recording
-from flashstep.cli.terminal import OUT, require_folders
+from flashstep.cli.terminal import OUT
 
 INTERRUPTED = 130
 
@@ -24,10 +24,11 @@ class BenchPdl:
     recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
 
     def run(self) -> int:
-        self.recording.check()
+        wrong = self.recording.problems({"--json": self.json})
         if self.rounds < 1:
-            raise ValueError(f"--rounds is {self.rounds}; it must be at least 1")
-        require_folders({"--json": self.json})
+            wrong.append(f"--rounds is {self.rounds}; it must be at least 1")
+        if wrong:
+            raise ValueError("; ".join(wrong))
         from flashstep.bench.pdl import Measured, entry, measure, paired_difference
 
         table = Table(title="programmatic dependent launch", title_justify="left")

@@ -9,8 +9,8 @@ import tyro
 
 from flashstep.cli.bench_forward import INTERRUPTED, engine_config
 from flashstep.cli.extras import require_bench
-from flashstep.cli.recording import Recording
-from flashstep.cli.terminal import OUT, note, require_folders, warn_of_falsified
+from flashstep.cli.recording import EngineFlags, Recording
+from flashstep.cli.terminal import OUT, note, warn_of_falsified
 from flashstep.config.engine_options import EngineOptions, changed_options
 from flashstep.config.presets import released
 
@@ -44,13 +44,11 @@ class BenchProbe:
     output_json: Path | None = None
     """write every step's time to this file"""
     recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
-    options: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
+    options: EngineFlags = field(default_factory=EngineOptions)
 
     def run(self) -> int:
-        self.recording.check()
-        if wrong := self._problems():
+        if wrong := [*self._problems(), *self.recording.problems({"--output-json": self.output_json})]:
             raise ValueError("; ".join(wrong))
-        require_folders({"--output-json": self.output_json})
         report = self._offline() if self.url is None else self._at(self.url)
         if self.output_json is not None:
             from flashstep.bench.results import as_json
@@ -60,7 +58,7 @@ class BenchProbe:
         self.recording.keep(report.entry())
         if report.complete:
             return 0
-        return INTERRUPTED if self.url is None else FAILED
+        return INTERRUPTED if report.is_interrupted else FAILED
 
     def _problems(self) -> list[str]:
         wrong = []
@@ -94,9 +92,10 @@ class BenchProbe:
 
     def _at(self, url: str) -> "ProbeReport":
         require_bench("aiohttp")
+        from flashstep.bench.load.client import without_user
         from flashstep.bench.probe_http import probe_url
 
-        note(f"{self.tokens} tokens from {url}")
+        note(f"{self.tokens} tokens from {without_user(url)[0]}")
         return asyncio.run(probe_url(url, tokens=self.tokens, model=self.served_model, api_key=self.api_key))
 
 
@@ -104,10 +103,11 @@ def _tell(report: "ProbeReport") -> None:
     where = report.subject.get("url") or report.subject["layout"]
     OUT.print(f"{report.subject['model']}, {where}, on {report.origin.device}")
     if report.steps and report.decoded:
+        synthetic = " (SYNTHETIC acceptance)" if "synthetic acceptance" in report.falsified_by else ""
         OUT.print(
             f"median step: {report.median_us:,.0f} us of {len(report.steps)} ({min(s.us for s in report.steps):,.0f} to "
             f"{max(s.us for s in report.steps):,.0f})\n"
-            f"{report.tokens_a_step:.2f} tokens a step{' (SYNTHETIC acceptance)' if report.synthetic_acceptance else ''}: "
+            f"{report.tokens_a_step:.2f} tokens a step{synthetic}: "
             f"{report.us_a_token / 1000:,.3f} ms a token"
         )
     for fault in report.faults:

@@ -1,32 +1,28 @@
 """``flashstep bench serve``: load over HTTP against any OpenAI-compatible server, and what its users would see."""
 
 import math
-import os
-import uuid
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import tyro
 
-from flashstep.bench.origin import origin
+from flashstep.bench.origin import Origin
 from flashstep.cli.extras import require_bench
 from flashstep.cli.load_progress import LoadProgress
+from flashstep.cli.load_run import Asking, Run, keep_run, pairs, run_load
 from flashstep.cli.load_tables import show
 from flashstep.cli.recording import Recording
-from flashstep.cli.terminal import OUT, note, require_folders
-from flashstep.config.objects import read_object
+from flashstep.cli.terminal import OUT
 
 if TYPE_CHECKING:
-    from flashstep.bench.load.client import Client
-    from flashstep.bench.load.prompts import RandomPrompts
+    from flashstep.bench.load.prompts import PromptFile, RandomPrompts
     from flashstep.bench.load.serve import Prepared
+    from flashstep.bench.load.stopping import Stopping
     from flashstep.bench.load.workload import Workload
 
-NOT_VALID = 1
-INTERRUPTED = 130
 NUM_PROMPTS = 100
 INPUT_LEN, OUTPUT_LEN = "512", "128"
 ONE_TURN, NO_PAUSE = "1", "0"
@@ -46,22 +42,14 @@ class BenchServe:
     """Send requests to an OpenAI-compatible server at a rate, or so many at a time, and measure what comes back.
 
     Prompts are random words of exact lengths (as the server counts them), or lines of --prompts FILE. Warm-ups, and the few
-    requests that learn how the server counts, are in no figure. The exit code is 1 if a request failed or the plan was not sent
-    to its end.
+    requests that learn how the server counts, are in no figure. The exit code is 1 if over 10% of the requests failed or the
+    plan was not sent to its end.
     """
 
     url: str
     """the server, with or without /v1"""
-    model: str | None = None
-    """model to ask for; without it the first that the server lists"""
     endpoint: Literal["chat", "completions"] = "chat"
     """/v1/chat/completions or /v1/completions"""
-    api_key: str | None = None
-    """sent as a bearer token; others on this machine see it with `ps`"""
-    header: tuple[str, ...] = ()
-    """further HTTP headers, NAME=VALUE each"""
-    extra_body: str = "{}"
-    """further fields of every request, a JSON object"""
     prompts: Path | None = None
     """JSON lines instead of random words: {"prompt": ...}, {"messages": [...]} or {"turns": [{"user": ..., "answer": ...}]}"""
     input_len: str | None = None
@@ -94,78 +82,48 @@ class BenchServe:
     """most sessions at once (each has one request at a time); without it no limit"""
     temperature: float | None = 0.0
     """of every request; None leaves it to the server. Above 0 each request has a seed of its own, the same in every run"""
-    ignore_eos: bool = True
-    """ask for answers of the whole length (servers that do not know the field may refuse it)"""
+    continuous_usage: bool = True
+    """ask for the count of tokens on every event, where the server knows that (else at the end): more bytes, exact token times"""
     seed: int = 0
     """of prompts, lengths, arrivals and sampling"""
     goodput: tuple[str, ...] = ()
     """limits that a good request keeps, in ms: ttft:200 tpot:20 e2el:3000"""
     num_warmups: int = 1
     """requests before the run that are in no figure"""
-    ready_check_timeout_sec: float = 600.0
-    """longest wait for the server to be there; 0 does not wait"""
     timeout_s: float = 600.0
     """longest wait for one whole answer"""
     probe_request_rate: float = 0.0
     """small requests a second beside the load, with figures of their own"""
     dry_run: bool = False
-    """print the plan, a JSON line for each request, and send none of it"""
-    raw: Path | None = None
-    """the file of every chunk's time; without it beside the ledger"""
+    """print the plan, a JSON line for each request, and send none of it (the server is asked for lengths of words only)"""
+    asking: tyro.conf.OmitArgPrefixes[Asking] = field(default_factory=Asking)
     recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
 
     def run(self) -> int:
         require_bench("aiohttp")
         self.recording.check()
-        require_folders({"--raw": self.raw})
-        workload, headers = self._workload()
+        return run_load(self._measured(self._workload()))
 
-        import uvloop
-
-        return uvloop.run(self._measured(workload, headers))
-
-    async def _measured(self, workload: "Workload", headers: dict[str, str]) -> int:
-        from flashstep.bench.load.client import Client
-        from flashstep.bench.load.serve import prepare
+    async def _measured(self, workload: "Workload") -> int:
+        from flashstep.bench.load.serve import entry, measure, prepare
 
         watch = LoadProgress()
-        client = Client(self.url, api_key=self.api_key, timeout_s=self.timeout_s, headers=headers)
-        async with client:
-            ready_s = self.ready_check_timeout_sec
-            prepared = await prepare(client, workload, model=self.model, ready_s=ready_s, watch=watch)
+        async with self.asking.client(self.url, timeout_s=self.timeout_s) as client:
+            ready_s = self.asking.ready_check_timeout_sec
+            prepared = await prepare(client, workload, model=self.asking.model, ready_s=ready_s, watch=watch)
             if self.dry_run:
                 _print_plan(prepared)
                 return 0
-            return await self._kept(client, prepared, watch)
 
-    async def _kept(self, client: "Client", prepared: "Prepared", watch: LoadProgress) -> int:
-        """Run, show, and keep: the raw file as it goes, the entry at the end."""
-        from flashstep.bench.load.raw import RawFile
-        from flashstep.bench.load.serve import entry, measure
+            async def run(stopping: "Stopping", take: Callable[[Any], None] | None, where: Origin) -> Run:
+                outcome = await measure(client, prepared, watch=watch, stopping=stopping, take=take)
+                show(outcome, OUT)
+                return Run(entry=entry(outcome, where), is_valid=outcome.summary.is_valid)
 
-        run_id, where = uuid.uuid4().hex[:12], origin()
-        raw = self._raw(run_id)
-        with ExitStack() as stack:
-            take = None if raw is None else stack.enter_context(RawFile(raw)).take
-            outcome = await measure(client, prepared, watch=watch, take=take)
-        show(outcome, OUT)
-        name = None
-        if raw is not None:
-            note(f"every chunk's time is in {raw}")
-            name = os.path.relpath(raw, self.recording.ledger.parent) if self.recording.ledger else str(raw)
-        self.recording.keep(msgspec.structs.replace(entry(outcome, where, raw=name), id=run_id))
-        if outcome.is_interrupted:
-            return INTERRUPTED
-        return 0 if outcome.is_valid else NOT_VALID
+            return await keep_run(run, raw=self.asking.raw, recording=self.recording)
 
-    def _raw(self, run_id: str) -> Path | None:
-        ledger = self.recording.ledger
-        if self.raw is not None or ledger is None:
-            return self.raw
-        return ledger.with_name(f"{ledger.stem}.{run_id}.jsonl")
-
-    def _workload(self) -> tuple["Workload", dict[str, str]]:
-        """What the flags ask for, and the headers; ``ValueError`` with all that is wrong with them."""
+    def _workload(self) -> "Workload":
+        """What the flags ask for; ``ValueError`` with all that is wrong with them."""
         from flashstep.bench.load.arrivals import Arrivals
         from flashstep.bench.load.bodies import Shape
         from flashstep.bench.load.workload import Workload
@@ -177,30 +135,26 @@ class BenchServe:
             start_rate=self.ramp_up_start_rps,
             end_rate=self.ramp_up_end_rps,
         )
-        wrong = [*self._out_of_range(), *arrivals.problems()]
-        source, output_len = self._source(wrong)
-        extra, problems = read_object(self.extra_body, example='{"top_k": 1}')
-        wrong += [f"--extra-body: {problem}" for problem in problems]
-        wrong += [f"--extra-body has {name}, which the plan sets" for name in sorted(OURS & extra.keys())]
-        headers, slos_ms = _pairs("--header", self.header, "=", wrong), _slos(self.goodput, wrong)
-        endless = self.num_prompts is None and self.duration_s is None and not isinstance(source, Path)
-        if self.duration_s is not None and self.num_prompts is None and not isinstance(source, Path):
+        wrong = [*self._out_of_range(), *arrivals.problems(), *self.asking.problems(OURS)]
+        source, slos_ms = self._source(wrong), _slos(self.goodput, wrong)
+        if self.num_prompts is None and self.duration_s is not None and self.prompts is None:
             wrong += self._flood()
         if wrong or source is None:
             raise ValueError("; ".join(wrong))
+        endless = self.num_prompts is None and self.duration_s is None and self.prompts is None
         shape = Shape(
-            model=self.model or "",
+            model=self.asking.model or "",
             endpoint=self.endpoint,
             temperature=self.temperature,
-            ignore_eos=self.ignore_eos,
+            ignore_eos=self.asking.ignore_eos,
             seed=self.seed,
-            extra=dict(extra),
+            extra=self.asking.extra(),
             history=self.history,
+            counting="each event" if self.continuous_usage else "at the end",
         )
-        workload = Workload(
+        return Workload(
             source=source,
             shape=shape,
-            output_len=output_len,
             arrivals=arrivals,
             max_concurrency=self.max_concurrency,
             num_prompts=NUM_PROMPTS if endless else self.num_prompts,
@@ -210,15 +164,13 @@ class BenchServe:
             slos_ms=slos_ms,
             seed=self.seed,
         )
-        if isinstance(source, Path):
-            sessions = workload.file_sessions()
-            if self.num_prompts is not None and self.num_prompts > len(sessions):
-                raise ValueError(f"--num-prompts is {self.num_prompts}; {source} has {len(sessions)} lines")
-        return workload, headers
 
     def _flood(self) -> list[str]:
         """With nothing to hold them back, requests without end would begin at once."""
-        held = self.max_concurrency is not None or self.ramp_up_strategy or self.request_rate != math.inf
+        paced = self.ramp_up_strategy is not None or self.request_rate != math.inf
+        if self.dry_run and not paced:
+            return ["--dry-run with --duration-s prints without end: give a rate or --num-prompts"]
+        held = self.max_concurrency is not None or paced
         return (
             []
             if held
@@ -231,7 +183,6 @@ class BenchServe:
             "num_prompts": 1,
             "max_concurrency": 1,
             "num_warmups": 0,
-            "ready_check_timeout_sec": 0,
             "probe_request_rate": 0,
             "seed": 0,
             "temperature": 0,
@@ -247,14 +198,12 @@ class BenchServe:
                 wrong.append(f"--{name.replace('_', '-')} is {value:g}; it is above 0 and finite")
         if not self.url.startswith(("http://", "https://")):
             wrong.append(f"--url is {self.url!r}; it begins with http:// or https://")
-        if self.raw is not None and self.raw.exists():
-            wrong.append(f"--raw is {self.raw}, which is there already; name a new file")
         return wrong
 
-    def _source(self, wrong: list[str]) -> tuple["RandomPrompts | Path | None", int | None]:
-        """Where prompts come from, and the answers' length for a file; what is wrong is added to ``wrong``."""
+    def _source(self, wrong: list[str]) -> "RandomPrompts | PromptFile | None":
+        """Where prompts come from; what is wrong is added to ``wrong``."""
         from flashstep.bench.load.lengths import Range
-        from flashstep.bench.load.prompts import RandomPrompts
+        from flashstep.bench.load.prompts import PromptError, RandomPrompts, read_prompts
 
         texts = {
             "--input-len": self.input_len or INPUT_LEN,
@@ -269,7 +218,7 @@ class BenchServe:
             except ValueError as error:
                 wrong.append(f"{flag}: {error}")
         if len(ranges) < len(texts):
-            return None, None
+            return None
         if self.prompts is None:
             return RandomPrompts(
                 input_len=ranges["--input-len"],
@@ -277,7 +226,7 @@ class BenchServe:
                 prefix_len=self.prefix_len,
                 turns=ranges["--turns"],
                 think_ms=ranges["--think-time-ms"],
-            ), None
+            )
         given = {
             "--input-len": self.input_len is not None,
             "--prefix-len": self.prefix_len != 0,
@@ -292,24 +241,26 @@ class BenchServe:
         output = ranges["--output-len"]
         if output.low != output.high:
             wrong.append(f"--output-len is {self.output_len}; with --prompts it is one number")
-        return self.prompts, output.low if self.output_len else None
-
-
-def _pairs(flag: str, given: tuple[str, ...], sign: str, wrong: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in given:
-        name, found_sign, value = text.partition(sign)
-        if not (name and found_sign and value):
-            wrong.append(f"{flag}: {text!r} is not NAME{sign}VALUE")
-        elif name in found:
-            wrong.append(f"{flag} names {name} twice")
-        found[name] = value
-    return found
+        try:
+            file = read_prompts(
+                self.prompts,
+                output_len=output.low if self.output_len else None,
+                chat=self.endpoint == "chat",
+                needs_answers=self.history == "recorded",
+            )
+        except PromptError as error:
+            wrong.append(str(error))
+            return None
+        if self.num_prompts is not None and self.num_prompts > len(file.sessions):
+            wrong.append(
+                f"--num-prompts is {self.num_prompts}; {self.prompts} has {len(file.sessions)} lines"
+            )
+        return file
 
 
 def _slos(given: tuple[str, ...], wrong: list[str]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for name, text in _pairs("--goodput", given, ":", wrong).items():
+    for name, text in pairs("--goodput", given, ":", wrong).items():
         try:
             limit = float(text)
         except ValueError:

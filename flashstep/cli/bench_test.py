@@ -1,5 +1,6 @@
 """``flashstep bench test``: the tests of a comparison on given numbers, to do a published analysis again."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -108,6 +109,8 @@ class Pairs:
         try:
             text = sys.stdin.read() if str(self.file) == "-" else self.file.read_text(encoding="utf-8")
             values = [float(word) for word in text.split()]
+            if not all(map(math.isfinite, values)):
+                raise ValueError("nan or inf is no difference")
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.file}: {error}; it must have one number a line") from None
         found = mean_difference(values, confidence=self.confidence)

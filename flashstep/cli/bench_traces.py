@@ -10,7 +10,7 @@ from flashstep.bench.load import traces
 from flashstep.bench.load.generate import Habits, generate, scaled
 from flashstep.bench.load.logs import block_hashed
 from flashstep.bench.load.sessions import Session
-from flashstep.cli.terminal import OUT, note, require_folders
+from flashstep.cli.terminal import OUT, note, require_outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +83,11 @@ class BenchTraces:
             )
         if self.out is not None and self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             wrong.append(f"--out is {self.out}, which has something in it: it would be part of the trace")
+        if self.out is not None and not self.out.parent.is_dir():
+            wrong.append(f"--out is {self.out}; there is no folder {self.out.parent}")
         if wrong:
             raise ValueError("; ".join(wrong))
-        require_folders({"--out": self.out, "--json": self.json})
+        require_outputs({"--json": self.json})
 
     def _drawn(self) -> list[Session]:
         habits = msgspec.structs.replace(Habits(), context_tokens=self.context_tokens)

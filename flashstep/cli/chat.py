@@ -59,6 +59,7 @@ class Chat:
         assert self.url is not None
         remote = RemoteModel(self.url, api_key=self.api_key)
         note(f"{remote.model} at {self.url}")
+        warn_of_falsified(remote.falsified_by)
         fields = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,

@@ -37,10 +37,11 @@ def _tests(claim: Claim, primary: Compared) -> Table:
     """Every test of the primary metric, and of the control."""
     asked = primary.measure
     title = f"{primary.words}, {asked.better} is better"
-    table = Table("", "B - A", *(["control - A"] if claim.control else []), title=title, title_justify="left")
-    columns = [_figures(found) for found in (primary, claim.control) if found is not None]
-    for name in columns[0]:
-        table.add_row(name, *(column.get(name, "") for column in columns))
+    held = {"B - A": primary, "control - A": claim.control, "B - control": claim.beside}
+    columns = {name: _figures(found) for name, found in held.items() if found is not None}
+    table = Table("", *columns, title=title, title_justify="left")
+    for name in columns["B - A"]:
+        table.add_row(name, *(column.get(name, "") for column in columns.values()))
     if claim.margin is not None:
         table.add_row("margin", amount_words(asked, claim.margin))
     return table

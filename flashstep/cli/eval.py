@@ -24,8 +24,8 @@ from flashstep.bench.quality.run import Arm, Counted, Session
 from flashstep.bench.quality.score import Circumstances, Score, wilson
 from flashstep.cli.extras import require_bench
 from flashstep.cli.model import resolve
-from flashstep.cli.recording import Recording, told_options
-from flashstep.cli.terminal import NOTES, OUT, note, require_folders
+from flashstep.cli.recording import EngineFlags, Recording, told_options
+from flashstep.cli.terminal import NOTES, OUT, note
 from flashstep.config.engine_options import EngineOptions, changed_options
 from flashstep.config.objects import read_object
 
@@ -82,11 +82,11 @@ class Eval:
     job: str | None = None
     """name of the process or server that several runs shared: compare exchanges runs within it only"""
     answers: Path | None = None
-    """keep every answer in this file, as it comes; without it a new file beside the ledger, or here"""
+    """keep every answer in this file, as it comes; without it a new file in LEDGER.raw/, or here"""
     resume: bool = False
     """go on with --answers where it stopped: only what has no answer is asked"""
     recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
-    options: tyro.conf.OmitArgPrefixes[EngineOptions] = field(default_factory=EngineOptions)
+    options: EngineFlags = field(default_factory=EngineOptions)
 
     def run(self) -> int:
         plan = self._plan()
@@ -150,9 +150,11 @@ class Eval:
 
     def _served(self, asked: Asked, plan: Plan) -> Arm:
         require_bench("aiohttp")
+        from flashstep.bench.load.client import without_user
         from flashstep.bench.quality import served
 
         assert self.url is not None
+        shown, _ = without_user(self.url)
         server = served.Server(
             url=self.url,
             model=self.served_model,
@@ -163,9 +165,9 @@ class Eval:
         )
         known = asyncio.run(served.describe(server))
         _refuse(asyncio.run(served.falsity(server)))
-        note(f"{known.model} at {self.url}; which drafts stand: {known.rejection}")
+        note(f"{known.model} at {shown}; which drafts stand: {known.rejection}")
         subject = {
-            "url": self.url,
+            "url": shown,
             "model": known.model,
             "server": known.version,
             "rejection_sample_method": known.rejection,
@@ -180,7 +182,7 @@ class Eval:
 
     def _local(self, asked: Asked, plan: Plan) -> Arm:
         config = self.options.checked().engine(resolve(self.model))
-        _refuse(" and ".join(config.falsifies))
+        _refuse(config.falsifies)
         drafts = config.speculative
         rejection = "no drafts" if drafts is None else drafts.rejection_sample_method.value
         from flashstep.cli.eval_local import ask
@@ -195,7 +197,7 @@ class Eval:
                 "engine": told_options(self.options),
                 "rejection_sample_method": rejection,
             },
-            lambda: "",
+            lambda: (),
         )
 
     # ---- flags ---------------------------------------------------------------------------------------------------
@@ -213,11 +215,10 @@ class Eval:
             runs=self.runs,
             seed=self.draws,
         )
-        wrong = [*plan.problems(), *self._problems()]
-        if wrong:
+        inputs = {"the questions": Path(self.questions), "--examples": Path(self.examples or self.questions)}
+        kept = self.recording.problems({"--answers": self.answers}, inputs=inputs)
+        if wrong := [*plan.problems(), *self._problems(), *kept]:
             raise ValueError("; ".join(wrong))
-        self.recording.check()
-        require_folders({"--answers": self.answers})
         return plan
 
     def _problems(self) -> list[str]:
@@ -225,6 +226,12 @@ class Eval:
         wrong = [f"{flag} is {value}; it must be above 0" for flag, value in least.items() if not value > 0]
         if self.resume and self.answers is None:
             wrong.append("--resume goes on with a file: give it as --answers")
+        elif self.answers is not None and self.answers.is_file() != self.resume:
+            wrong.append(
+                f"--resume: there is no file {self.answers} to go on with"
+                if self.resume
+                else f"--answers {self.answers} is there already: go on with it by --resume, or name another"
+            )
         if self.url is None:
             served = {
                 "--served-model": self.served_model,
@@ -248,10 +255,10 @@ class Eval:
         """The file of answers; one without --answers has the time in its name, so that no run meets another's."""
         if self.answers is not None:
             return self.answers
-        folder = Path() if self.recording.ledger is None else self.recording.ledger.parent
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")
         label = "".join(letter if letter.isalnum() else "-" for letter in self.recording.label)
-        return folder / f"{'-'.join(part for part in (name, label, stamp) if part)}.answers.jsonl"
+        file = f"{'-'.join(part for part in (name, label, stamp) if part)}.answers.jsonl"
+        return self.recording.raw_file(file) or Path(file)
 
     def _settings(
         self, found: QuestionSet, examples: QuestionSet | None, asked: Asked, plan: Plan
@@ -304,8 +311,8 @@ def table(scores: Sequence[Score], runs: Sequence[int]) -> Table:
     return shown
 
 
-def _refuse(false: str) -> None:
+def _refuse(false: tuple[str, ...]) -> None:
     if false:
         raise ValueError(
-            f"accuracy needs the model's own answers, and with {false} no text is; nothing was asked"
+            f"accuracy needs the model's own answers, and with {' and '.join(false)} no text is; nothing was asked"
         )

@@ -15,7 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from flashstep.cli.terminal import NOTES, note
 
 if TYPE_CHECKING:
-    from flashstep.bench.load.drive import Drive, Record
+    from flashstep.bench.load.client import Answered
+    from flashstep.bench.load.serve import Open
 
 LINE_EVERY_S = 5.0
 REFRESH_S = 0.25
@@ -32,8 +33,7 @@ class LoadProgress:
     def tell(self, text: str) -> None:
         note(text)
 
-    def took(self, record: "Record") -> None:
-        answered = record.answered
+    def took(self, answered: "Answered") -> None:
         self._done += 1
         self._failed += bool(answered.fault)
         self._tokens += answered.output_tokens or 0
@@ -41,12 +41,12 @@ class LoadProgress:
             self._recent.append(answered.ttft_s)
 
     @contextmanager
-    def begin(self, drive: "Drive", total: int | None, duration_s: float | None) -> Generator[None]:
+    def begin(self, run: "Open", total: int | None, duration_s: float | None) -> Generator[None]:
         """Show the run until the context ends. A thread of its own draws, so that a slow terminal holds up no request."""
         self._start_s = time.perf_counter()
         ended = Event()
         show = self._bar if NOTES.is_terminal else self._lines
-        thread = Thread(target=show, args=(drive, total, duration_s, ended), daemon=True)
+        thread = Thread(target=show, args=(run, total, duration_s, ended), daemon=True)
         thread.start()
         try:
             yield
@@ -54,7 +54,7 @@ class LoadProgress:
             ended.set()
             thread.join()
 
-    def _bar(self, drive: "Drive", total: int | None, duration_s: float | None, ended: Event) -> None:
+    def _bar(self, run: "Open", total: int | None, duration_s: float | None, ended: Event) -> None:
         by_time = total is None
         columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=NOTES, auto_refresh=False, transient=True) as progress:
@@ -62,18 +62,18 @@ class LoadProgress:
             while not ended.wait(REFRESH_S):
                 elapsed_s = time.perf_counter() - self._start_s
                 completed = elapsed_s if by_time else self._done
-                progress.update(task, completed=completed, description=self._words(drive, total))
+                progress.update(task, completed=completed, description=self._words(run, total))
                 progress.refresh()
 
-    def _lines(self, drive: "Drive", total: int | None, duration_s: float | None, ended: Event) -> None:
+    def _lines(self, run: "Open", total: int | None, duration_s: float | None, ended: Event) -> None:
         while not ended.wait(LINE_EVERY_S):
             elapsed_s = time.perf_counter() - self._start_s
             of = f" of {duration_s:g}" if duration_s else ""
-            note(f"{elapsed_s:.0f}{of} s: {self._words(drive, total)}")
+            note(f"{elapsed_s:.0f}{of} s: {self._words(run, total)}")
 
-    def _words(self, drive: "Drive", total: int | None) -> str:
+    def _words(self, run: "Open", total: int | None) -> str:
         elapsed_s = time.perf_counter() - self._start_s
-        sent = list(drive.open.values())
+        sent = list(run.open.values())
         words = [f"{self._done}{'' if total is None else f' of {total}'} answered", f"{len(sent)} open"]
         if self._failed:
             words.append(f"{self._failed} FAILED")

@@ -55,8 +55,8 @@ class LocalModel:
     def stream(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[RequestOutput]:
         """The outputs of one request, step by step. Leaving the iteration early aborts it."""
         request = self._request(prompt, params)
-        self.engine.add(request)
         try:
+            self.engine.add(request)
             with closing(self.engine.steps()) as steps:
                 for outputs in steps:
                     yield from outputs

@@ -1,14 +1,22 @@
 """The flags with which every measurement is kept: the ledger it goes into, and its place in an experiment."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
 
 import msgspec
+import tyro
 
-from flashstep.bench.ledger import Entry, append
-from flashstep.cli.terminal import note, require_folders
+from flashstep.bench.ledger import Entry, append, problem_of
+from flashstep.cli.outputs import output_problems
+from flashstep.cli.terminal import note
 from flashstep.config.engine_options import EngineOptions, changed_options
+
+# their group in --help is "engine options"
+EngineFlags = tyro.conf.OmitArgPrefixes[Annotated[EngineOptions, tyro.conf.arg(name="engine")]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +34,50 @@ class Recording:
 
     def check(self) -> None:
         """Before anything long begins: ``ValueError`` where the result could not be kept."""
-        require_folders({"--ledger": self.ledger})
+        if wrong := self.problems():
+            raise ValueError("; ".join(wrong))
+
+    def problems(
+        self,
+        outputs: Mapping[str, Path | None] = MappingProxyType({}),
+        *,
+        inputs: Mapping[str, Path | None] = MappingProxyType({}),
+    ) -> list[str]:
+        """Why the result, and a command's other ``outputs`` by their flags, could not be kept, in sentences."""
+        wrong = output_problems({"--ledger": self.ledger, **outputs}, inputs=inputs)
+        if self.ledger is not None and self.ledger.is_file() and (problem := problem_of(self.ledger)):
+            wrong.append(f"--ledger is {self.ledger}, which {problem}")
         if self.round < 0:
-            raise ValueError(f"--round is {self.round}; rounds count from 0")
+            wrong.append(f"--round is {self.round}; rounds count from 0")
         if self.plan and not re.fullmatch("[0-9a-f]{64}", self.plan):
-            raise ValueError(
+            wrong.append(
                 f"--plan is {self.plan!r}; it must be the 64 hexadecimal digits of the plan's SHA-256"
             )
+        return wrong
+
+    def raw_file(self, name: str) -> Path | None:
+        """A file for more than an entry holds, in ``LEDGER.raw``, which is made; None without a ledger.
+
+        Not beside the ledger: ``bench report *.jsonl`` shall find ledgers only.
+        """
+        if self.ledger is None:
+            return None
+        folder = self.ledger.with_name(f"{self.ledger.name}.raw")
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"{folder} cannot be made: {error.strerror}") from None
+        return folder / name
 
     def keep(self, entry: Entry) -> None:
         """Append ``entry``, under this label and round, if a ledger was given."""
         if self.ledger is None:
             return
         placed = msgspec.structs.replace(entry, label=self.label, round=self.round, plan=self.plan or None)
-        append(self.ledger, placed)
+        try:
+            append(self.ledger, placed)
+        except OSError as error:  # a full disk, rights that changed meanwhile
+            raise ValueError(str(error)) from None
         note(f"kept in {self.ledger} as {entry.id}")
 
 

@@ -38,7 +38,11 @@ class RemoteModel:
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self.model = model if model is not None else self._first_model()
+        card = self._card(model)
+        self.model = card["id"]
+        self.falsified_by = tuple(
+            map(str, card.get("falsified_by") or ())
+        )  # why its texts are wrong on purpose
 
     def stream(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> Iterator[Delta]:
         """The answer to ``messages``, piece by piece; ``options`` are further fields of the request."""
@@ -52,12 +56,15 @@ class RemoteModel:
                     return
                 yield from read_event(event)
 
-    def _first_model(self) -> str:
+    def _card(self, model: str | None) -> dict[str, Any]:
+        """What the server says of ``model``, None: of its first."""
+        if model is not None:
+            return {"id": model}
         with self._open("/v1/models") as response:
             listed = json.load(response)["data"]
         if not listed:
             raise ValueError(f"{self._root} serves no model")
-        return listed[0]["id"]
+        return listed[0]
 
     def _open(self, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode()

@@ -7,16 +7,18 @@ The door is here: what the scheduler or the sampler could trip over is refused w
 import random
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import msgspec
 
+from flashstep.engine.interrupt import held
 from flashstep.ipc.messages import Ready, RequestOutput, Stats
 from flashstep.request import Constraint, Request, problems
 from flashstep.runner.facts import Compiled, Launched, Runner
 from flashstep.scheduler.progress import Progress
-from flashstep.scheduler.scheduler import MAX_IN_FLIGHT, Scheduler
-from flashstep.step import StepPlan, StepResult
+from flashstep.scheduler.scheduler import Scheduler
+from flashstep.step import MAX_IN_FLIGHT, StepPlan, StepResult
 
 SEED_BITS = 63
 
@@ -156,30 +158,43 @@ class Engine:
         planned = self.plan()
         return [] if planned is None else self.commit(self.run(planned))
 
-    def steps(self) -> Generator[list[RequestOutput]]:
+    def steps(self, *, ahead: bool = True) -> Generator[list[RequestOutput]]:
         """Run until nothing is left to do, as the loop does it: the next step is launched before a result is waited for.
 
-        Gives the outputs of one step after the other. Requests may be added and aborted in between; whoever leaves early leaves
-        no step in flight.
+        Gives the outputs of one step after the other. A step that was over when it was launched does not wait for the launch
+        behind it; ``ahead`` False: none does. Requests may be added and aborted in between; whoever leaves early leaves no step
+        in flight. Ctrl-C leaves so, too, behind the step that runs (``interrupt``).
         """
         launched: deque[Launched] = deque()
-        try:
+        with held() as check:
             while self.has_work:
-                while len(launched) < MAX_IN_FLIGHT and (ahead := self.plan()) is not None:
-                    launched.append(self.launch(ahead))
-                yield self.commit(launched.popleft().result())
-        finally:
-            while launched:
-                self.commit(launched.popleft().result())
+                while (
+                    len(launched) < (MAX_IN_FLIGHT if ahead else 1)
+                    and not (launched and launched[0].over)
+                    and (planned := self.plan()) is not None
+                ):
+                    launched.append(self.launch(planned))
+                outputs = self.commit(launched.popleft().result())
+                try:
+                    yield outputs
+                    check()
+                except (GeneratorExit, KeyboardInterrupt):
+                    while launched:
+                        self.commit(launched.popleft().result())
+                    raise
 
     def generate(self, requests: Sequence[Request]) -> dict[str, list[RequestOutput]]:
-        """Run ``requests`` to their ends and give all outputs of each, by id."""
+        """Run ``requests`` to their ends and give all outputs of each, by id. Where it ends early, they are aborted."""
         outputs: dict[str, list[RequestOutput]] = {request.id: [] for request in requests}
-        for request in requests:
-            self.add(request)
-        for step in self.steps():
-            for output in step:
-                outputs[output.id].append(output)
+        try:
+            for request in requests:
+                self.add(request)
+            with closing(self.steps()) as steps:
+                for step in steps:
+                    for output in step:
+                        outputs[output.id].append(output)
+        finally:
+            self.abort(outputs)
         return outputs
 
     # ---- telling -------------------------------------------------------------------------------------------------
@@ -212,6 +227,7 @@ def _output(item: Progress) -> RequestOutput:
         prompt_logprobs=item.prompt_logprobs,
         cached_tokens=item.cached_tokens,
         replayed_tokens=item.replayed_tokens,
+        transferred_tokens=item.transferred_tokens,
         queued_s=item.queued_s,
         prefill_s=item.prefill_s,
         preemptions=item.preemptions,

@@ -22,8 +22,7 @@ from flashstep.ipc.channel import EngineEnd
 from flashstep.ipc.messages import Abort, Outputs, Rejected, RequestOutput, Shutdown, Submit
 from flashstep.request import FinishReason, Request
 from flashstep.runner.facts import Launched
-from flashstep.scheduler.scheduler import MAX_IN_FLIGHT
-from flashstep.step import StepResult
+from flashstep.step import MAX_IN_FLIGHT, StepResult
 from flashstep.telemetry.log import Log
 
 STATS_INTERVAL_S = 0.1

@@ -320,6 +320,7 @@ def _merged(outputs: list[RequestOutput]) -> RequestOutput:
         prompt_logprobs=tuple(item for output in outputs for item in output.prompt_logprobs),
         cached_tokens=first.cached_tokens,
         replayed_tokens=first.replayed_tokens,
+        transferred_tokens=first.transferred_tokens,
         queued_s=first.queued_s,
         prefill_s=first.prefill_s,
         preemptions=last.preemptions,

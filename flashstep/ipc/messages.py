@@ -69,8 +69,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """New tokens of one request. ``finish_reason`` ("stop", "length", "abort", "error") ends it.
 
     ``failure`` says why, for the user, where that is his constraint's doing ("error").
-    ``stop_token`` is the id that stopped it (it is the last of ``tokens``). ``cached_tokens`` and ``replayed_tokens`` come with
-    the first output, as do ``queued_s`` and ``prefill_s``. ``preemptions`` are those so far.
+    ``stop_token`` is the id that stopped it (it is the last of ``tokens``). ``cached_tokens``, ``replayed_tokens`` and
+    ``transferred_tokens`` come with the first output, as do ``queued_s`` and ``prefill_s``. ``preemptions`` are those so far.
     ``acceptance`` comes with the last, where the engine speculates.
     """
 
@@ -83,6 +83,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     cached_tokens: int | None = None
     replayed_tokens: int | None = None
+    transferred_tokens: int | None = None
     queued_s: float | None = None
     prefill_s: float | None = None
     preemptions: int = 0

@@ -45,11 +45,12 @@ class Taps:
     def assigns(self) -> bool:
         return self._assigned_LTK is not None
 
-    def assign(self, ends_LE: Tensor, pick_LP: Tensor, *, first_layer: int = 0) -> None:
-        """What the rows of layers ``first_layer`` .. take from now on. Picks are numbered, expert by expert: ``ends_LE`` int64
-        says where each expert's end; ``pick_LP`` int64 [L, rows * K], contiguous, is the pick of each row's each place.
+    def assign(self, ends_LE: Tensor, pick_P: Tensor, *, first_layer: int = 0) -> None:
+        """What the rows of layers ``first_layer`` .. take from now on. Picks are numbered, expert by expert: ``ends_LE`` int32
+        says where each expert's end; ``pick_P`` int32 [rows * K] is the pick of each row's each place, the same in all layers.
         """
         assert self._assigned_LTK is not None, "these taps leave rows to their routers"
+        pick_LP = pick_P.expand(ends_LE.shape[0], -1).contiguous()
         experts_LTK = torch.searchsorted(ends_LE, pick_LP, right=True).unflatten(1, (-1, self.chosen))
         layers, rows = experts_LTK.shape[:2]
         assert rows <= self._assigned_LTK.shape[1], f"a step has {rows} rows"

@@ -27,11 +27,50 @@ def balancedness(counts_LE: np.ndarray, *, parts: int) -> float | None:
     return float(loads_LP.mean(1).sum() / fullest) if fullest else None
 
 
-def balancedness_by_window(steps: Sequence[np.ndarray], *, parts: int, window: int) -> list[float]:
-    """That of each run of ``window`` steps (the last may be shorter), whose loads are added up first."""
-    windows = [sum(steps[at : at + window], np.zeros_like(steps[0])) for at in range(0, len(steps), window)]
-    found = (balancedness(counts_LE, parts=parts) for counts_LE in windows)
-    return [value for value in found if value is not None]
+class Evenness:
+    """Balancedness of steps that come one after the other: each, runs of ``window`` added up, and all added up."""
+
+    def __init__(self, *, parts: int, window: int = 0) -> None:
+        self.by_step: list[float] = []
+        self._by_window: list[float] = []
+        self._parts = parts
+        self._window = window
+        self._sum_LE: np.ndarray | None = None  # of the window that is open
+        self._total_LE: np.ndarray | None = None
+        self._open = 0
+
+    def add(self, counts_LE: np.ndarray) -> None:
+        """A step; one without rows is none."""
+        value = balancedness(counts_LE, parts=self._parts)
+        if value is None:
+            return
+        self.by_step.append(value)
+        self._total_LE = counts_LE if self._total_LE is None else self._total_LE + counts_LE
+        self._sum_LE = counts_LE if self._sum_LE is None else self._sum_LE + counts_LE
+        self._open += 1
+        if self._open == self._window:
+            self._by_window += self._last()
+            self._sum_LE, self._open = None, 0
+
+    def _last(self) -> list[float]:
+        value = None if self._sum_LE is None else balancedness(self._sum_LE, parts=self._parts)
+        return [] if value is None else [value]
+
+    @property
+    def by_window(self) -> list[float]:
+        """The last may be shorter."""
+        return self._by_window + self._last()
+
+    @property
+    def total_LE(self) -> np.ndarray:
+        assert self._total_LE is not None, "there was no step"
+        return self._total_LE
+
+    @property
+    def whole(self) -> float:
+        value = balancedness(self.total_LE, parts=self._parts)
+        assert value is not None
+        return value
 
 
 def touched(*, rows: int, experts: int, chosen: int) -> float:
@@ -56,21 +95,36 @@ def uniform(*, rows: int, layers: int, experts: int, chosen: int, seed: Sequence
     return counts_LE
 
 
-def scaled(counts_LE: np.ndarray, *, rows: int, chosen: int) -> np.ndarray:
-    """The same loads for ``rows`` rows, by largest remainder; a layer without any gets equal ones.
+def drawn(counts_LE: np.ndarray, *, rows: int, chosen: int, seed: Sequence[int]) -> np.ndarray:
+    """Loads of ``rows`` of the rows that made up ``counts_LE``, drawn without replacement; as many are all of them.
 
-    An expert that had a share of all rows has no larger one than all.
+    Each expert's load is distributed as if the true rows were drawn (hypergeometric); which experts a row had together is not
+    known, and made up. Where a layer had fewer rows, all of them count as often as they fit in whole, and the rest is drawn: it
+    touches no more experts than they did. A layer without any has uniform loads.
     """
-    counts_LE = counts_LE.copy()
-    empty_L = counts_LE.sum(1) == 0
-    counts_LE[empty_L] = chosen
-    had_L1 = counts_LE.sum(1, keepdims=True) // chosen
-    whole_LE, rest_LE = np.divmod(counts_LE * rows, had_L1)
-    missing_L = rows * chosen - whole_LE.sum(1)
-    order_LE = np.argsort(-rest_LE, axis=1, kind="stable")
-    rank_LE = np.empty_like(order_LE)
-    np.put_along_axis(rank_LE, order_LE, np.arange(counts_LE.shape[1])[None], axis=1)
-    return whole_LE + (rank_LE < missing_L[:, None])
+    had_L = counts_LE.sum(1) // chosen
+    if (had_L == rows).all():
+        return counts_LE
+    rng = np.random.default_rng(seed)
+    result_LE = np.empty_like(counts_LE)
+    order_LE = rng.permuted(np.broadcast_to(np.arange(counts_LE.shape[1]), counts_LE.shape), axis=1)
+    ends_LE = np.take_along_axis(counts_LE, order_LE, axis=1).cumsum(1)
+    for had in np.unique(had_L).tolist():
+        here_L = had_L == had
+        if not had:
+            equal = uniform(
+                rows=rows, layers=len(counts_LE), experts=counts_LE.shape[1], chosen=chosen, seed=seed
+            )
+            result_LE[here_L] = equal[here_L]
+            continue
+        whole, rest = divmod(rows, had)
+        # pair p belongs to row p modulo ``had``, so an expert's run of pairs has each row at most once
+        kept = np.concatenate([[0], (rng.permutation(had) < rest).cumsum()])
+        upto = ends_LE[here_L] // had * rest + kept[ends_LE[here_L] % had]
+        few = np.empty_like(upto)
+        np.put_along_axis(few, order_LE[here_L], np.diff(upto, prepend=0), axis=1)
+        result_LE[here_L] = whole * counts_LE[here_L] + few
+    return result_LE
 
 
 def chosen_experts(counts_E: np.ndarray, *, rows: int) -> np.ndarray:

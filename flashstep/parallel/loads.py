@@ -6,12 +6,19 @@ Knows no model, no device and no routing.
 """
 
 import base64
+import contextlib
+import itertools
+import os
 import zlib
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import msgspec
 import numpy as np
+
+from flashstep.telemetry.lines import write_whole
 
 FORMAT = 1
 COUNTS = np.dtype("<u4")
@@ -60,62 +67,115 @@ class StepLoads(NamedTuple):
     draft: np.ndarray | None
 
 
+class LoadsWriter:
+    """Writes a file of its own at ``path``, or, where something is there, beside it: loads, loads.2, loads.3, ..
+
+    A device (/dev/stdout) is written to as it is. ``OSError`` where it cannot be written.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.header = header
+        self.path, self._place = _fresh(path)
+        write_whole(self._place, msgspec.json.encode(header) + b"\n")
+
+    def write(self, loads: StepLoads) -> None:
+        """Add a step; it is in the file when this returns, and nothing of it on ``OSError``."""
+        draft = None if loads.draft is None else _packed(loads.draft)
+        line = Line(step=loads.step, rows=loads.rows, target=_packed(loads.target), draft=draft)
+        write_whole(self._place, msgspec.json.encode(line) + b"\n")
+
+    def close(self) -> None:
+        os.close(self._place)
+
+
+def _fresh(path: Path) -> tuple[Path, int]:
+    """A file that was not there, and its descriptor."""
+    if path.exists() and not path.is_file():
+        return path, os.open(path, os.O_WRONLY | os.O_APPEND)
+    for number in itertools.count(1):
+        found = path if number == 1 else path.with_stem(f"{path.stem}.{number}")
+        with contextlib.suppress(FileExistsError):
+            return found, os.open(found, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+    raise AssertionError("numbers do not end")
+
+
+class Steps(Sequence[StepLoads]):
+    """The steps of a file, each read when asked for: what is kept is where its line begins. ``LoadsError`` names the line."""
+
+    def __init__(self, path: Path, header: Header, begins: "array[int]") -> None:
+        self._path = path
+        self._header = header
+        self._begins = begins  # and the end of the last
+        self._file = path.open("rb", buffering=0)
+
+    def __len__(self) -> int:
+        return len(self._begins) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> StepLoads: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[StepLoads]: ...
+    def __getitem__(self, index: int | slice) -> StepLoads | list[StepLoads]:
+        numbers = range(len(self))[index]
+        return self._step(numbers) if isinstance(numbers, int) else [self._step(number) for number in numbers]
+
+    def between(self, first: int, end: int | None = None) -> Iterator[StepLoads]:
+        """One after the other."""
+        return (self._step(number) for number in range(len(self))[first:end])
+
+    def drafted(self) -> "array[int]":
+        """Numbers of the steps that drafted."""
+        return array("Q", (number for number in range(len(self)) if self._line(number).draft is not None))
+
+    def _text(self, number: int) -> bytes:
+        begin, end = self._begins[number], self._begins[number + 1]
+        return os.pread(self._file.fileno(), end - begin, begin)
+
+    def _line(self, number: int) -> Line:
+        try:
+            return msgspec.json.decode(self._text(number), type=Line)
+        except ValueError as error:
+            raise LoadsError(f"{self._path}, line {number + 2}: {error}") from error
+
+    def _step(self, number: int) -> StepLoads:
+        line, header = self._line(number), self._header
+        try:
+            target = _unpacked(line.target, header.target)
+            draft = None
+            if line.draft is not None:
+                if header.draft is None:
+                    raise ValueError("it has loads of a draft, and the header has no draft")
+                draft = _unpacked(line.draft, header.draft)
+        except (ValueError, zlib.error) as error:
+            raise LoadsError(f"{self._path}, line {number + 2}: {error}") from error
+        return StepLoads(line.step, line.rows, target, draft)
+
+
 class Loads(NamedTuple):
     """A whole file. ``cut``: its last line is not whole, for its writer was killed; it is left out."""
 
     header: Header
-    steps: list[StepLoads]
+    steps: Steps
     cut: bool
 
 
-class LoadsWriter:
-    """Writes the file at ``path`` anew."""
-
-    def __init__(self, path: Path, header: Header) -> None:
-        self.path = path
-        self.header = header
-        self._file = path.open("wb", buffering=0)
-        self._file.write(msgspec.json.encode(header) + b"\n")
-
-    def write(self, loads: StepLoads) -> None:
-        """Add a step; it is in the file when this returns."""
-        draft = None if loads.draft is None else _packed(loads.draft)
-        line = Line(step=loads.step, rows=loads.rows, target=_packed(loads.target), draft=draft)
-        self._file.write(msgspec.json.encode(line) + b"\n")
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def read(path: Path) -> Loads:
-    """The loads in ``path``; ``LoadsError`` says which line is wrong."""
-    first, *rest = path.read_bytes().split(b"\n")
-    try:
-        header = msgspec.json.decode(first, type=Header)
-    except msgspec.DecodeError as error:
-        raise LoadsError(f"{path} is no file of expert loads: line 1: {error}") from error
-    if header.format != FORMAT:
-        raise LoadsError(f"{path} has format {header.format}; this flashstep reads {FORMAT}")
-    last = (
-        rest.pop() if rest else b""
-    )  # what stands behind the last line's end: nothing, or a piece of a line
-    return Loads(
-        header, [_step(path, header, number, line) for number, line in enumerate(rest, 2)], bool(last)
-    )
-
-
-def _step(path: Path, header: Header, number: int, text: bytes) -> StepLoads:
-    try:
-        line = msgspec.json.decode(text, type=Line)
-        target = _unpacked(line.target, header.target)
-        draft = None
-        if line.draft is not None:
-            if header.draft is None:
-                raise ValueError("it has loads of a draft, and the header has no draft")
-            draft = _unpacked(line.draft, header.draft)
-    except (ValueError, zlib.error) as error:
-        raise LoadsError(f"{path}, line {number}: {error}") from error
-    return StepLoads(line.step, line.rows, target, draft)
+    """The loads in ``path``; ``LoadsError`` says what is wrong with its header. Steps are looked at when they are read."""
+    with path.open("rb") as lines:
+        first = lines.readline()
+        try:
+            header = msgspec.json.decode(first, type=Header)
+        except msgspec.DecodeError as error:
+            raise LoadsError(f"{path} is no file of expert loads: line 1: {error}") from error
+        if header.format != FORMAT:
+            raise LoadsError(f"{path} has format {header.format}; this flashstep reads {FORMAT}")
+        begins, cut = array("Q", [len(first)]), False
+        for line in lines:
+            if line.endswith(b"\n"):
+                begins.append(begins[-1] + len(line))
+            else:  # a piece of a line
+                cut = True
+    return Loads(header, Steps(path, header, begins), cut)
 
 
 def _packed(counts_LE: np.ndarray) -> str:

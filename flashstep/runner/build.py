@@ -51,8 +51,8 @@ from flashstep.runner.memory import (
     plan_memory,
 )
 from flashstep.runner.replay import may_trim
+from flashstep.runner.routing import Measuring, routing_of
 from flashstep.runner.routing import problems as routing_problems
-from flashstep.runner.routing import routing_of
 from flashstep.runner.runner import ModelRunner, decodes_by_itself
 from flashstep.runner.state import DecodeState
 from flashstep.sampling.constraint import Vocabulary
@@ -121,7 +121,7 @@ def build(
         engram_tables=_tables(config, loaded, device=device),
         drafts=speculates is not None,
         rank=Rank(layout, device=device),
-        routing=None if routing is None else routing.routing,
+        routing=routing.taps,
     )
     batches = batch_builder(model, token_map, policy=config.hit_policy, device=device)
     if measures:
@@ -158,19 +158,17 @@ def build(
         if speculates is None
         else _drafting(transformer, facts, speculates, lookback=batches.lookback, device=device)
     )
+    filled = FilledCache(pool, std=config.fill_cache_std, seed=config.seed) if config.fill_cache else None
     runner = ModelRunner(
         facts,
         model=transformer,
         batches=batches,
-        device=device,
         vocabulary=vocabulary,
         drafter=None if draft is None else draft.proposer,
         costs=None if draft is None else draft.costs,
         decode=_decode(transformer, facts, batches, ops=found.ops, device=device),
+        measuring=Measuring(routing, filled),
     )
-    runner.routing = routing
-    if config.fill_cache:
-        runner.filled = FilledCache(pool, std=config.fill_cache_std, seed=config.seed)
     if runner.decode is not None and device.type == "cuda":
         _capture(runner.decode, config, device=device)
     return Built(

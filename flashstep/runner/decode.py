@@ -16,7 +16,9 @@ For benches: ``occupy`` puts made-up requests into the state, ``capture`` and ``
 """
 
 import enum
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -225,12 +227,13 @@ class DecodeStep:
         Nobody decodes meanwhile: nothing is written. The largest come first, so that the smaller find their memory.
         """
         forms = self._steady_forms()
-        for done, form in enumerate(forms):
-            if progress is not None:
-                progress(done, len(forms))
-            letter = self.state.blank(form.requests)
-            send(letter, self.state.inbox[: len(letter)])
-            self.capture_form(form)
+        with _nothing_collected():
+            for done, form in enumerate(forms):
+                if progress is not None:
+                    progress(done, len(forms))
+                letter = self.state.blank(form.requests)
+                send(letter, self.state.inbox[: len(letter)])
+                self.capture_form(form)
         if progress is not None:
             progress(len(forms), len(forms))
 
@@ -348,6 +351,21 @@ def sizes(most: int) -> list[int]:
         found.append(size)
         size += max(1, 1 << max(size.bit_length() - 3, 0))
     return [*found, most]
+
+
+@contextmanager
+def _nothing_collected() -> Generator[None]:
+    """No garbage is collected inside: another runner's pinned tables would be given back in the middle of a capture, which
+    CUDA answers with error 901 and an invalid graph. What is garbage already goes before.
+    """
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _each_row(of_R: Tensor, laid: Laid) -> Tensor:

@@ -115,6 +115,14 @@ class Slots:
         held = self.filled[:, slot] * self.block_size
         assert end <= held.min(), f"slot {slot} has blocks for {held} tokens and runs rows up to {end}"
 
+    def receiving(self, span: Span) -> tuple[np.ndarray, np.ndarray]:
+        """The global and window blocks of the positions before ``span`` whose records come from outside: whole blocks, whose
+        other records are written later.
+        """
+        columns = slice((span.start - span.transferred) // self.block_size, -(-span.start // self.block_size))
+        windows = self.window_blocks[span.slot, columns]
+        return self.blocks[span.slot, columns], windows[windows != ABSENT]
+
 
 def _append(table: np.ndarray, blocks: tuple[int, ...], *, start: int) -> None:
     table[start : start + len(blocks)] = blocks

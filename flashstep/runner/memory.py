@@ -20,6 +20,7 @@ from flashstep.config.model import ModelConfig
 from flashstep.kernels.device import memory_bytes
 from flashstep.parallel.layout import DEP, TP, Layout
 from flashstep.runner.histories import Slots
+from flashstep.runner.routing import bytes_of
 
 TABLES, WORKSPACE, CONTEXT = "Engram tables", "a step's workspace (estimate)", "CUDA context"
 STATM = Path("/proc/self/statm")
@@ -84,6 +85,7 @@ def plan_memory(
     device["caches"] = budget.bytes
     device[WORKSPACE] = _workspace(model, engine)
     slots = engine.max_num_seqs * Slots.bytes_per_slot(budget.max_model_len, block_size=budget.block_size)
+    device["expert routing"] = bytes_of(engine, model)
     host = {"block tables": slots}
     place = engine.engram.place("cuda" if on_gpu else "cpu")
     if place in (Place.DEVICE, Place.MEMORY):
@@ -112,7 +114,8 @@ def _workspace(m: ModelConfig, engine: EngineConfig) -> int:
     rows = engine.max_num_batched_tokens
     streams = 3 * m.hc_mult * m.hidden_size
     attention = 3 * m.num_attention_heads * m.head_dim
-    pairs = m.num_experts_per_tok * (m.hidden_size + m.moe_intermediate_size)
+    # of a pair: its row in one byte a value (the experts' E4M3 tiles), what comes between, what comes out
+    pairs = m.num_experts_per_tok * (m.hidden_size + m.hidden_size // 2 + m.moe_intermediate_size)
     shared = 3 * m.moe_intermediate_size + 3 * m.hidden_size
     verified = 1 if engine.speculative is None else 1 + m.dspark_block_size
     logits = 2 * 4 * min(engine.max_num_seqs * verified, rows) * m.vocab_size

@@ -9,45 +9,26 @@ that plans bring.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from flashstep.cache.filled import FilledCache
-from flashstep.config.speculative import DraftSampleMethod, RejectionSampleMethod, Speculation
+from flashstep.config.speculative import DraftSampleMethod, Speculation
 from flashstep.model.transformer import Transformer
-from flashstep.request import Constraint, Request, TokenLogprob
-from flashstep.runner.batch import BatchBuilder, prompt_logprob_count, wanted_offsets
+from flashstep.request import Constraint, Request
+from flashstep.runner.batch import BatchBuilder
 from flashstep.runner.decode import DecodeStep, Form
 from flashstep.runner.facts import Compiled, RunnerFacts
-from flashstep.runner.histories import ABSENT, History, Slots
-from flashstep.runner.resolve import Resolved, adapt, resolve
-from flashstep.runner.routing import Counted, ExpertRouting
+from flashstep.runner.histories import History, Slots
+from flashstep.runner.host import HostStep, draft_rows
+from flashstep.runner.routing import NOTHING_MEASURED, Counted, Measuring
 from flashstep.runner.staging import Returning, to_device
 from flashstep.sampling.constraint import Matcher, Vocabulary
-from flashstep.sampling.logprobs import token_logprobs
-from flashstep.sampling.sampler import SampleRow
-from flashstep.speculate.depth import CostTable, survivals
-from flashstep.speculate.dspark import Anchor, Drafter, Proposal
-from flashstep.speculate.verify import Drafted, verify
-from flashstep.step import Span, SpanResult, StepPlan, StepResult
+from flashstep.speculate.depth import CostTable
+from flashstep.speculate.dspark import Drafter, Proposal
+from flashstep.step import SpanResult, StepPlan, StepResult
 from flashstep.telemetry.log import Log
 
-PARALLEL_ROWS = 512  # the smallest step at which a second thread was seen to pay: docs/log.md, 2026-11-30
 log = Log("runner")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
-    """What a span that samples has brought; ``failure``: why its constraint lets nothing follow."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...]
-    failure: str | None = None
-
-
-NOTHING = Sampled(tokens=(), logprobs=())
 
 
 class Step:
@@ -112,7 +93,7 @@ class ModelRunner:
     ``vocabulary`` is what grammars need; ``drafter`` None decodes one token a step (checks put others in its place); ``costs``
     None verifies all that a plan allows; ``decode`` runs steps of plain decoding with ``drafter``'s own drafts, None: there are
     no such steps. Torch's threads are chosen by step, in the thread that runs it: one for few rows (decode), all that torch was
-    given for many.
+    given for many. ``measuring`` puts other experts in, counts them, fills caches.
     """
 
     def __init__(
@@ -121,30 +102,43 @@ class ModelRunner:
         *,
         model: Transformer,
         batches: BatchBuilder,
-        device: torch.device,
         vocabulary: Vocabulary | None,
         drafter: Drafter | None = None,
         costs: CostTable | None = None,
         decode: DecodeStep | None = None,
+        measuring: Measuring = NOTHING_MEASURED,
     ) -> None:
         self._facts = facts
         self._model = model
         self._batches = batches
-        self._device = device
         self._vocabulary = vocabulary
-        self.drafter = drafter
-        self._costs = costs
         self.decode = decode
         self._own_drafter = drafter
-        self.routing: ExpertRouting | None = None  # whoever measures puts these in
-        self.filled: FilledCache | None = None
+        self.routing, self._filled = measuring
         self._in_flight: deque[Step] = deque()
         self._has_told = False
-        self._threads = torch.get_num_threads()
         self._histories: dict[str, History] = {}
         self._slots = Slots(
             facts.scheduler.max_num_seqs, max_model_len=facts.max_model_len, block_size=facts.cache.block_size
         )
+        self._host = HostStep(
+            facts,
+            model=model,
+            batches=batches,
+            slots=self._slots,
+            drafter=drafter,
+            costs=costs,
+            routing=self.routing,
+        )
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """What proposes behind the host's steps; checks put others in its place."""
+        return self._host.drafter
+
+    @drafter.setter
+    def drafter(self, drafter: Drafter | None) -> None:
+        self._host.drafter = drafter
 
     @property
     def facts(self) -> RunnerFacts:
@@ -153,7 +147,7 @@ class ModelRunner:
     @property
     def balancedness(self) -> float | None:
         """See ``facts.Runner``."""
-        return None if self.routing is None else self.routing.balancedness
+        return self.routing.balancedness
 
     def compile(self, constraint: Constraint) -> Matcher:
         """What one request needs to follow ``constraint``. From any thread."""
@@ -176,7 +170,7 @@ class ModelRunner:
         if self.decode is not None:
             for span in plan.spans:
                 self.decode.state.outdate(span.slot)
-        return Step(self, plan, done=self._run(plan))
+        return Step(self, plan, done=self._host.run(plan))
 
     # ---- steps that the device takes by itself -------------------------------------------------------------------
 
@@ -208,23 +202,22 @@ class ModelRunner:
             proposed=plan.propose,
             cuts=any(history.cuts for history in histories),
         )
-        torch.set_num_threads(self._threads if form.rows >= PARALLEL_ROWS else 1)
+        self._host.use_threads(form.rows)
         self.assign_experts(form)
         decode.state.tell(
             [span.slot for span in plan.spans], bounds, slots=self._slots, requests=form.requests
         )
         outcome = Returning(decode.launch(form))
-        counted = None if self.routing is None else self.routing.counted(drafted=form.proposed > 0)
+        counted = self.routing.counted(drafted=form.proposed > 0)
         step = Step(self, plan, outcome=outcome, histories=histories, verified=form.verified, counted=counted)
         self._in_flight.append(step)
         return step
 
     def assign_experts(self, form: Form) -> None:
         """Queue the experts of the next step of ``form``, where others than the routers choose them."""
-        if self.routing is not None:
-            self.routing.assign(form.rows)
-            if form.proposed:
-                self.routing.assign_drafts(self._draft_rows(form.requests))
+        self.routing.assign(form.rows)
+        if form.proposed:
+            self.routing.assign_drafts(draft_rows(self._model, form.requests))
 
     def settle(self, last: Step | None = None) -> None:
         """Take in what steps in flight have brought, oldest first, up to ``last`` (None: all of them)."""
@@ -253,50 +246,8 @@ class ModelRunner:
                     slot=span.slot, request_id=history.request.id, tokens=tuple(tokens), drafted=drafted
                 )
             )
-        if self.routing is not None:
-            self.routing.record(step.counted)
+        self.routing.record(step.counted)
         step.end(StepResult(step=step.plan.step, spans=tuple(results)))
-
-    # ---- all others ----------------------------------------------------------------------------------------------
-
-    def _run(self, plan: StepPlan) -> StepResult:
-        resolved = self._resolve(plan)
-        if not resolved:
-            return StepResult(step=plan.step, spans=tuple(self._nothing(span) for span in plan.spans))
-        rows = sum(item.span.length for item in resolved)
-        torch.set_num_threads(
-            self._threads if rows >= PARALLEL_ROWS else 1
-        )  # of the CPU, which may be the device
-        batch = self._batches.build(resolved, self._slots)
-        if self.routing is not None:
-            self.routing.assign(rows, tail_rows=None if batch.tail_rows is None else len(batch.tail_rows))
-        logits_RV = self._model.forward(batch)
-        by_span = logits_RV.split([len(wanted_offsets(item)) for item in resolved])
-        prompt_logprobs = [
-            _prompt_logprobs(logits, item) for logits, item in zip(by_span, resolved, strict=True)
-        ]
-        sampled = self._sample(by_span, resolved)
-        drafted = False
-        if self.drafter is not None and plan.propose:
-            drafted = self._propose([item for item in resolved if item.span.sample], count=plan.propose)
-        if self.routing is not None:
-            self.routing.record(self.routing.counted(drafted=drafted))
-        results = {}
-        for item, told in zip(resolved, prompt_logprobs, strict=True):
-            news = sampled.get(item.span.slot, NOTHING)
-            results[item.span.slot] = SpanResult(
-                slot=item.span.slot,
-                request_id=item.history.request.id,
-                tokens=news.tokens,
-                logprobs=news.logprobs,
-                prompt_logprobs=told,
-                drafted=len(item.drafts) + item.cut,
-                failure=news.failure,
-            )
-        return StepResult(
-            step=plan.step,
-            spans=tuple(results.get(span.slot) or self._nothing(span) for span in plan.spans),
-        )
 
     def _follow(self, plan: StepPlan, requests: Sequence[Request], compiled: Mapping[str, Compiled]) -> None:
         """Bring histories and slots up to ``plan``."""
@@ -320,147 +271,6 @@ class ModelRunner:
         for span in plan.spans:
             self._slots.extend(span)
             if span.transferred:
-                self._receive(span)
-
-    def _receive(self, span: Span) -> None:
-        """Put the records that precede ``span`` into its slot's blocks: whole blocks, whose other rows are written later."""
-        assert self.filled is not None, "nobody hands records over"
-        slot, size = span.slot, self._slots.block_size
-        blocks = slice((span.start - span.transferred) // size, -(-span.start // size))
-        windows = self._slots.window_blocks[slot, blocks]
-        self.filled.fill(
-            slot,
-            to_device(self._slots.blocks[slot, blocks], self._device),
-            to_device(windows[windows != ABSENT], self._device),
-        )
-
-    def _resolve(self, plan: StepPlan) -> list[Resolved]:
-        speculation = self._facts.speculation
-        found = (
-            resolve(
-                span,
-                self._slots,
-                max_model_len=self._facts.max_model_len,
-                by_ratio=speculation is not None and not speculation.synthetic,
-            )
-            for span in plan.spans
-        )
-        resolved = [item for item in found if item is not None]
-        return resolved if self._costs is None else adapt(resolved, self._costs)
-
-    def _nothing(self, span: Span) -> SpanResult:
-        """A decode span of a request that has all the tokens it may have."""
-        return SpanResult(slot=span.slot, request_id=self._slots.holder(span.slot).request.id)
-
-    # ---- sampling ------------------------------------------------------------------------------------------------
-
-    def _sample(self, by_span: Sequence[Tensor], resolved: Sequence[Resolved]) -> dict[int, Sampled]:
-        """By slot, for each span that samples: its tokens, appended to its history, and log-probabilities if asked for."""
-        chosen = [
-            (item, logits[-1 - len(item.drafts) :])
-            for item, logits in zip(resolved, by_span, strict=True)
-            if item.span.sample
-        ]
-        if not chosen:
-            return {}
-        speculation = self._facts.speculation
-        verdicts = verify(
-            torch.cat([logits for _, logits in chosen]),
-            [self._drafted(item) for item, _ in chosen],
-            rule=speculation.rejection_sample_method if speculation else RejectionSampleMethod.STANDARD,
-            acceptance_rates=speculation.acceptance_rates if speculation else (),
-        )
-        results: dict[int, Sampled] = {}
-        for (item, logits_RV), verdict in zip(chosen, verdicts, strict=True):
-            history, tokens = item.history, verdict.tokens
-            history.output.extend(tokens)
-            if history.proposal is not None:
-                history.foreseen = survivals(history.proposal.confidences)
-                history.proposal = None
-            failure = None
-            if history.matcher is not None:
-                # the history keeps what was sampled where nothing could be: its request ends, and steps in flight need a token
-                tokens = tokens[: history.matcher.accept(tokens)]
-                failure = history.matcher.failure
-            count = history.request.params.logprobs
-            logprobs = (
-                []
-                if count is None or not tokens
-                else token_logprobs(logits_RV[: len(tokens)], tokens, counts=[count] * len(tokens))
-            )
-            results[item.span.slot] = Sampled(tokens=tokens, logprobs=tuple(logprobs), failure=failure)
-        return results
-
-    def _drafted(self, item: Resolved) -> Drafted:
-        history = item.history
-        params, prompt = history.request.params, history.request.prompt
-        assert item.span.start + item.span.length - len(item.drafts) == history.length, (
-            "only what follows the newest position is sampled"
-        )
-        masks: list[Tensor | None] = [None] * (1 + len(item.drafts))
-        if history.matcher is not None:
-            possible = item.drafts[: history.matcher.keep(item.drafts)]
-            masks[: len(possible) + 1] = history.matcher.masks(possible)
-        rows = [
-            SampleRow(
-                params=params,
-                seed=params.seed or 0,  # None only where nothing is drawn
-                position=len(history.output) + number,
-                prompt=prompt,
-                output=[*history.output, *item.drafts[:number]] if number else history.output,
-                eos_token_ids=self._facts.eos_token_ids,
-                allowed_V=None if mask is None else mask.to(self._device),
-            )
-            for number, mask in enumerate(masks)
-        ]
-        drawn = history.proposal.logits_KV if history.proposal is not None and item.drafts else None
-        return Drafted(rows=rows, drafts=item.drafts, draft_logits_KV=drawn)
-
-    # ---- drafts --------------------------------------------------------------------------------------------------
-
-    def _propose(self, resolved: Sequence[Resolved], *, count: int) -> bool:
-        """Leave drafts with every request that has sampled and can use them. False: there is none."""
-        assert self.drafter is not None
-        going_on = [item for item in resolved if item.history.room(self._facts.max_model_len) > 1]
-        if not going_on:
-            return False
-        if self.routing is not None:
-            self.routing.assign_drafts(self._draft_rows(len(going_on)))
-        slots = [item.span.slot for item in going_on]
-        histories = [item.history for item in going_on]
-        columns = -(-max(history.length for history in histories) // self._slots.block_size)
-        proposals = self.drafter.propose(
-            [
-                Anchor(
-                    token=history.output[-1],
-                    position=history.length - 1,
-                    output_position=len(history.output) - 1,
-                    seed=history.request.params.seed or 0,
-                    temperature=history.request.params.temperature,
-                )
-                for history in histories
-            ],
-            window_table_RB=torch.from_numpy(self._slots.window_blocks[slots, :columns]).to(self._device),
-            window_start_R=torch.from_numpy(self._slots.window_start[slots]).to(self._device),
-            count=count,
-        )
-        for history, proposal in zip(histories, proposals, strict=True):
-            history.proposal = proposal
-        return True
-
-    def _draft_rows(self, requests: int) -> int:
-        """Rows of a draft pass: every block is run whole."""
-        assert self._model.draft is not None
-        return requests * self._model.draft.width
-
-
-def _prompt_logprobs(logits_RV: Tensor, item: Resolved) -> tuple[TokenLogprob, ...]:
-    """Of the prompt tokens at positions span.start + 1 .. , one for each row that predicts one."""
-    request = item.history.request
-    count = prompt_logprob_count(item.span, item.history)
-    if count == 0:
-        return ()
-    asked = request.params.prompt_logprobs
-    assert asked is not None
-    tokens = request.prompt[item.span.start + 1 : item.span.start + 1 + count]
-    return tuple(token_logprobs(logits_RV[:count], tokens, counts=[asked] * count))
+                assert self._filled is not None, "nobody hands records over"
+                blocks = (to_device(ids, self._batches.device) for ids in self._slots.receiving(span))
+                self._filled.fill(span.slot, *blocks)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from flashstep.cache.blocks import BlockPool
-from flashstep.cache.prefix import MISS, Hit, longest_hit, with_transferred
+from flashstep.cache.prefix import NO_PREFIX, Prefix, longest_hit, with_transferred
 from flashstep.config.cache import CacheConfig, HitPolicy
 from flashstep.scheduler.states import Job, Tables
 
@@ -105,14 +105,14 @@ class Memory:
         )
 
 
-def look_up(job: Job, memory: Memory) -> Hit:
+def look_up(job: Job, memory: Memory) -> Prefix:
     """The prefix hit that ``job`` may use. At least one row is always left to compute.
 
     A request that still wants log-probabilities of its prompt takes none: they need every row.
     """
     cache = memory.cache
     if not cache.enable_prefix_caching or job.wants_prompt_logprobs:
-        return MISS
+        return NO_PREFIX
     job.chain.extend(job.tokens)
     usable = (job.length - 1) // cache.block_size
     return longest_hit(
@@ -125,34 +125,38 @@ def look_up(job: Job, memory: Memory) -> Hit:
     )
 
 
-def _known_beginning(job: Job, memory: Memory) -> Hit:
+def _known_beginning(job: Job, memory: Memory) -> Prefix:
     """What ``job`` need not compute: what is cached here and, at its first admission, what comes from outside behind that."""
     hit = look_up(job, memory)
     transferred = job.request.transferred
-    if job.admissions or transferred <= hit.tokens:
+    if job.admissions or transferred < hit.tokens:
         return hit
-    if memory.cache.hit_policy is HitPolicy.BOUNDED:
-        hit = MISS  # nothing cached here has windows, and what comes has them behind the whole of it only
+    if hit.replay:
+        hit = (
+            NO_PREFIX  # nothing cached here has windows, and what comes has them behind the whole of it only
+        )
+    if transferred == hit.tokens:
+        return hit
     return with_transferred(hit, transferred, block_size=memory.cache.block_size, window=memory.window)
 
 
 def admit(job: Job, memory: Memory, *, slot: int, now: float) -> bool:
     """Start ``job`` in ``slot`` if both pools have what it needs; else change nothing."""
-    hit = _known_beginning(job, memory)
+    known = _known_beginning(job, memory)
     size = memory.cache.block_size
     total = -(-job.length // size)
-    fresh = total - len(hit.blocks)
-    if memory.blocks.available - memory.blocks.unowned(hit.blocks) < fresh:
+    fresh = total - len(known.blocks)
+    if memory.blocks.available - memory.blocks.unowned(known.blocks) < fresh:
         return False
-    window_start = hit.window_base + len(hit.window_blocks)
-    window_fresh = min(total - window_start, max(memory.live_window_blocks - len(hit.window_blocks), 1))
-    if memory.window_blocks.available - memory.window_blocks.unowned(hit.window_blocks) < window_fresh:
+    window_start = known.window_base + len(known.window_blocks)
+    window_fresh = min(total - window_start, max(memory.live_window_blocks - len(known.window_blocks), 1))
+    if memory.window_blocks.available - memory.window_blocks.unowned(known.window_blocks) < window_fresh:
         return False
-    memory.blocks.share(hit.blocks)
-    memory.window_blocks.share(hit.window_blocks)
-    tables = Tables(slot, hit=hit)
+    memory.blocks.share(known.blocks)
+    memory.window_blocks.share(known.window_blocks)
+    tables = Tables(slot, prefix=known)
     tables.blocks.extend(memory.blocks.allocate(fresh))
-    if hit.transferred:
-        tables.window.extend(memory.window_blocks.allocate(-(-hit.tokens // size) - window_start))
-    job.admit(tables, hit=hit, now=now)
+    if known.transferred:
+        tables.window.extend(memory.window_blocks.allocate(-(-known.tokens // size) - window_start))
+    job.admit(tables, prefix=known, now=now)
     return True

@@ -17,6 +17,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     cached_tokens: int | None = None
     replayed_tokens: int | None = None
+    transferred_tokens: int | None = None
     queued_s: float | None = None
     prefill_s: float | None = None
     preemptions: int = 0

@@ -27,9 +27,8 @@ from flashstep.scheduler.progress import Progress, SchedulerStats
 from flashstep.scheduler.states import Job, State, Tables
 from flashstep.scheduler.stop import judge
 from flashstep.scheduler.tally import RowTally, Tally
-from flashstep.step import Admission, Span, SpanResult, StepPlan, StepResult
+from flashstep.step import MAX_IN_FLIGHT, Admission, Span, SpanResult, StepPlan, StepResult, rows_ahead
 
-MAX_IN_FLIGHT = 2
 _ORDER = attrgetter("order")
 
 
@@ -71,8 +70,7 @@ class Scheduler:
         pools: tuple[BlockPool, BlockPool] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # two steps may be in flight, each with as many rows behind the newest known token
-        ahead = MAX_IN_FLIGHT * (1 + speculation.num_tokens) if speculation else 1
+        ahead = rows_ahead(speculation.num_tokens if speculation else 0)
         _validate(config, cache, sliding_window=sliding_window, ahead=ahead)
         self._config = config
         self._cache = cache
@@ -281,7 +279,7 @@ class Scheduler:
             return False
         self._refused = None
         slot = heapq.heappop(self._free_slots)
-        assert self._waiting[0] is job and job.hit is not None
+        assert self._waiting[0] is job and job.prefix is not None
         del self._waiting[0]
         if self._config.policy == "fcfs":
             self._running.append(job)
@@ -291,7 +289,7 @@ class Scheduler:
         if first:
             sketch.first.append(job.request)
             self._prefix_queries += job.prompt_len
-            self._prefix_hits += job.hit.cached
+            self._prefix_hits += job.prefix.cached
         return True
 
     def _window_for(self, job: Job, rows: int, sketch: _Sketch) -> int:
@@ -359,8 +357,8 @@ class Scheduler:
         )
 
     def _add_span(self, job: Job, rows: int, sketch: _Sketch) -> None:
-        tables, start, hit = job.tables, job.computed, job.hit
-        assert tables is not None and hit is not None
+        tables, start, prefix = job.tables, job.computed, job.prefix
+        assert tables is not None and prefix is not None
         first = tables.sent == 0
         base = tables.window_first if first else 0
         news, window_news = tables.news() if _has_news(tables) else ((), ())
@@ -376,8 +374,8 @@ class Scheduler:
                 blocks=news,
                 window_blocks=window_news,
                 window_base=base,
-                replay=min(max(hit.tokens - start, 0), rows) if hit.replay else 0,
-                transferred=hit.transferred if first else 0,
+                replay=min(max(prefix.tokens - start, 0), rows) if prefix.replay else 0,
+                transferred=prefix.transferred if first else 0,
                 prompt_logprobs=prompt_logprobs,
             ),
             sketch,
@@ -490,6 +488,7 @@ class Scheduler:
             prompt_logprobs=prompt_logprobs,
             cached_tokens=job.cached_tokens if first else None,
             replayed_tokens=job.replayed_tokens if first else None,
+            transferred_tokens=job.transferred_tokens if first else None,
             queued_s=max(admitted - job.request.arrival, 0.0) if first else None,
             prefill_s=now - admitted if first else None,
             preemptions=job.preemptions,

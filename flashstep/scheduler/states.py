@@ -12,7 +12,7 @@ with drafts brings 1 to 1 + drafts tokens), ``tokens`` what is known. Knows no p
 import enum
 from collections.abc import Iterable
 
-from flashstep.cache.prefix import Chain, Hit
+from flashstep.cache.prefix import Chain, Prefix
 from flashstep.request import Request
 from flashstep.scheduler.tally import Tally
 
@@ -35,13 +35,13 @@ class Tables:
 
     __slots__ = ("blocks", "sent", "slot", "window", "window_first", "window_sent")
 
-    def __init__(self, slot: int, *, hit: Hit) -> None:
+    def __init__(self, slot: int, *, prefix: Prefix) -> None:
         self.slot = slot
-        self.blocks = list(hit.blocks)
-        self.window = list(hit.window_blocks)
-        self.window_first = hit.window_base
+        self.blocks = list(prefix.blocks)
+        self.window = list(prefix.window_blocks)
+        self.window_first = prefix.window_base
         self.sent = 0
-        self.window_sent = hit.window_base  # table index
+        self.window_sent = prefix.window_base  # table index
 
     @property
     def window_end(self) -> int:
@@ -77,7 +77,6 @@ class Job:
         "chain",
         "computed",
         "first_token_at",
-        "hit",
         "in_flight",
         "last_step",
         "limit",
@@ -86,6 +85,7 @@ class Job:
         "pending",
         "placeholders",
         "preemptions",
+        "prefix",
         "prompt_len",
         "registered",
         "replayed_tokens",
@@ -114,7 +114,7 @@ class Job:
         self.registered = 0  # leading blocks that the prefix cache knows (or need not know)
         self.state = State.WAITING
         self.tables: Tables | None = None
-        self.hit: Hit | None = None  # of the newest admission
+        self.prefix: Prefix | None = None  # of the newest admission
         self.in_flight = 0  # planned steps that have not returned
         self.last_step = -1
         self.admissions = 0
@@ -122,7 +122,7 @@ class Job:
         self.admitted_at: float | None = None  # the first time
         self.cached_tokens = 0  # of the first admission: later ones find the job's own blocks
         self.replayed_tokens = 0
-        self.transferred_tokens = 0
+        self.transferred_tokens = 0  # that are not computed after all, up to the first token
         self.first_token_at: float | None = None
         self.tally: Tally | None = None  # what speculation did, where there is any
         self.logprobs_told = 0  # prompt positions up to which log-probabilities were given out
@@ -163,20 +163,22 @@ class Job:
 
     # ---- transitions ---------------------------------------------------------------------------------------------
 
-    def admit(self, tables: Tables, *, hit: Hit, now: float) -> None:
+    def admit(self, tables: Tables, *, prefix: Prefix, now: float) -> None:
         """Waiting -> Prefilling."""
         assert self.state is State.WAITING and self.tables is None, self
         self.state = State.PREFILLING
         self.tables = tables
-        self.hit = hit
-        self.computed = hit.tokens - hit.replay
-        self.registered = len(hit.blocks)
+        self.prefix = prefix
+        self.computed = prefix.tokens - prefix.replay
+        self.registered = len(prefix.blocks)
         self.admissions += 1
         if self.admitted_at is None:
             self.admitted_at = now
-            self.cached_tokens = hit.cached
-            self.transferred_tokens = hit.transferred
-            self.replayed_tokens = hit.replay
+            self.cached_tokens = prefix.cached
+            self.transferred_tokens = prefix.transferred
+            self.replayed_tokens = prefix.replay
+        elif self.first_token_at is None:  # preempted before anything came of it: what is gone is computed
+            self.transferred_tokens = min(self.transferred_tokens, max(prefix.tokens - self.cached_tokens, 0))
 
     def plan_rows(self, rows: int, *, step: int) -> bool:
         """``rows`` more rows are planned in ``step``. True if they end in a sampled token (then it is Decoding)."""

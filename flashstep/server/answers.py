@@ -174,7 +174,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class Response(msgspec.Struct):
-    """A whole answer. ``system_fingerprint`` ends in the engine's hit policy."""
+    """A whole answer. ``system_fingerprint`` ends in the engine's hit policy, or in "falsified"."""
 
     id: str
     object: str

@@ -74,6 +74,7 @@ class Choice:
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.replayed_tokens = 0
+        self.transferred_tokens = 0
         self.finish_reason: str | None = None
         self.acceptance: Acceptance | None = None  # known at the end, of an engine that speculates
         self.preemptions = 0  # so far
@@ -210,6 +211,8 @@ class Choice:
             self.cached_tokens = output.cached_tokens
         if output.replayed_tokens is not None:
             self.replayed_tokens = output.replayed_tokens
+        if output.transferred_tokens is not None:
+            self.transferred_tokens = output.transferred_tokens
         if output.queued_s is not None:
             self._queue_s = output.queued_s
         if output.prefill_s is not None:
@@ -232,6 +235,7 @@ class Choice:
                 reason=reason if reason in REASONS else "stop",  # tool_calls
                 prompt_tokens=self.prompt_tokens,
                 cached_tokens=self.cached_tokens,
+                transferred_tokens=self.transferred_tokens,
                 completion_tokens=self.completion_tokens,
                 max_tokens=params.max_tokens,
                 temperature=params.temperature,

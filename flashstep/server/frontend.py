@@ -35,7 +35,8 @@ class Frontend:
         self.ready: Ready = client.ready
         self.names: Sequence[str] = options.served_model_name
         self.created = int(time.time())
-        self.fingerprint = f"flashstep-{flashstep.__version__}-{self.ready.hit_policy}"
+        kind = "falsified" if self.ready.falsifies else self.ready.hit_policy
+        self.fingerprint = f"flashstep-{flashstep.__version__}-{kind}"
         self.metrics = Metrics(self.names[0], ready=self.ready, stats=lambda: client.stats)
         self.options = options
         self.defaults = defaults_of(options)

@@ -192,6 +192,14 @@ def sampling(
     wrong = _room_problems(front, longest, max_tokens, prompt_param=prompt_param)
     sentences = problems(params, front.ready.vocab_size)
     told = (ApiError(one, param=one.split()[0]) for one in sentences)
+    if prompt_logprobs is not None and "filled cache" in front.ready.falsifies:
+        wrong.append(
+            ApiError(
+                "log-probabilities of a prompt need its rows, and this server computes none (--fill-cache); ask for those of the "
+                "answer only",
+                param="echo" if getattr(body, "prompt_logprobs", None) is None else "prompt_logprobs",
+            )
+        )
     refuse(chain(wrong, told, _priority_problems(front, body.priority)))
     if max_tokens is not None:
         return [params] * len(lengths)

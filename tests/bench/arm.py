@@ -1,10 +1,12 @@
 """A measurement for tests of experiments: a process with the flags of ``Recording`` that keeps one entry and knows no engine.
 
-``python -m tests.bench.arm VALUE [--fail-round FILE] [--silent] [--wait S] [--began FILE]`` and the flags of ``Recording``.
+``python -m tests.bench.arm VALUE [--fail-round FILE] [--silent] [--wait S] [--began FILE] [--exit CODE]`` and the flags of
+``Recording``.
 """
 
 import argparse
 import datetime
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -22,6 +24,7 @@ def main() -> int:
     parser.add_argument("--silent", action="store_true")
     parser.add_argument("--wait", type=float, default=0.0)
     parser.add_argument("--began", type=Path)
+    parser.add_argument("--exit", type=int, default=0)
     for flag in ("--ledger", "--label", "--plan"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--round", type=int, required=True)
@@ -44,7 +47,8 @@ def main() -> int:
         plan=given.plan,
     )
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-    entry = msgspec.structs.replace(entry, origin=msgspec.structs.replace(MACHINE, date=now))
+    command = shlex.join(["flashstep", *sys.argv[1:]])
+    entry = msgspec.structs.replace(entry, origin=msgspec.structs.replace(MACHINE, date=now, command=command))
     try:
         print(f"arm {given.label}: waiting", file=sys.stderr, flush=True)
         if given.began is not None:
@@ -54,7 +58,7 @@ def main() -> int:
         append(Path(given.ledger), msgspec.structs.replace(entry, complete=False, faults=("interrupted",)))
         return 130
     append(Path(given.ledger), entry)
-    return 0
+    return given.exit
 
 
 if __name__ == "__main__":

@@ -55,12 +55,14 @@ def requests(**columns: Sequence[float | None]) -> Samples:
     )
 
 
-def answered(label: str, number: int, right: Sequence[float], *, minute: int = 0, **fields: Any) -> Entry:
-    """A run of an accuracy: which questions are right."""
+def answered(
+    label: str, number: int, right: Sequence[float], *, minute: int = 0, tokens: float = 0, **fields: Any
+) -> Entry:
+    """A run of an accuracy: which questions are right, in answers of ``tokens`` each."""
     samples = Samples(
         unit="question",
         keys=tuple(f"q{n}" for n in range(len(right))),
-        columns={"right": tuple(map(float, right))},
+        columns={"right": tuple(map(float, right)), "output_tokens": (float(tokens),) * len(right)},
     )
     given = {"kind": "eval", "metrics": {"accuracy": float(sum(right)) / len(right)}}
     return run(label, number, 0, minute=minute, samples=samples, **(given | fields))

@@ -1,5 +1,6 @@
 """What is scored and held against each other: common samples, each metric's statistic, pairs of rounds, jobs, questions."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,7 +20,7 @@ def test_only_requests_that_both_arms_completed_are_scored() -> None:
     assert found.scoring is not None
     counts = found.scoring
     assert (counts.scored, counts.dropped_a, counts.dropped_b) == (4, 2, 4)
-    assert (counts.failed_a, counts.failed_b, counts.unit) == (2, 2, "request")
+    assert (counts.without_a, counts.without_b, counts.unit) == (2, 2, "request")
 
 
 def test_no_common_request_is_told() -> None:
@@ -107,11 +108,14 @@ def test_the_bootstrap_resamples_rounds_and_requests() -> None:
         [run(label, r, 1.0, samples=requests(ttft_ms=list(rng.normal(50 + n, 5, 40)))) for r in range(6)]
         for n, label in enumerate("AB")
     )
+    found = compare(a, b, measure("ttft_ms:p90"), resamples=200)
+    within = "percentiles, resampling 6 rounds and the requests within each"
+    assert [item.words for item in found.bootstrap] == ["BCa over 6 rounds", within], (
+        "other seeds, other requests"
+    )
+    a, b = ([msgspec.structs.replace(e, seed=1) for e in runs] for runs in (a, b))
     words = [item.words for item in compare(a, b, measure("ttft_ms:p90"), resamples=200).bootstrap]
-    assert words == [
-        "BCa over 6 rounds",
-        "percentiles, resampling 6 rounds and the 40 requests that they share",
-    ]
+    assert words[1] == "percentiles, resampling 6 rounds and the 40 requests that they share"
     b[3] = run("B", 3, 1.0, samples=requests(ttft_ms=[*rng.normal(51, 5, 39), None]))
     words = [item.words for item in compare(a, b, measure("ttft_ms"), resamples=200).bootstrap]
     assert words[1] == "percentiles, resampling 6 rounds and the requests within each"
@@ -131,8 +135,8 @@ def published(counts: list[tuple[int, int]], n: int = 1319) -> tuple[list[np.nda
 def test_accuracy_of_the_published_counts() -> None:
     counts = [(34, 25), (35, 25), (34, 30), (40, 35)]
     ours, theirs = published(counts)
-    a = [answered("A", r, right) for r, right in enumerate(ours)]
-    b = [answered("B", r, right) for r, right in enumerate(theirs)]
+    a = [answered("A", r, right, tokens=r) for r, right in enumerate(ours)]
+    b = [answered("B", r, right, tokens=r) for r, right in enumerate(theirs)]
     found = compare(a, b, measure("accuracy"), resamples=200)
     assert found.questions is not None
     pairs = found.questions.mcnemar
@@ -172,3 +176,32 @@ def test_a_figure_of_the_whole_run_is_the_runs_own() -> None:
     runs = [run(label, r, 1.0, samples=replays, metrics={"chain_us": 7.0}) for label in "AB" for r in (0, 1)]
     found = compare(runs[:2], runs[2:], measure("chain_us"))
     assert found.a == (7, 7) and found.scoring is None
+
+
+def test_steps_of_another_run_are_other_steps() -> None:
+    """E11: with drafts a run has fewer steps; each is the median of its own, and none is dropped."""
+    few = Samples(
+        unit="step", keys=tuple(map(str, range(25))), columns={"step_us": tuple(100.0 + n for n in range(25))}
+    )
+    many = Samples(
+        unit="step",
+        keys=tuple(map(str, range(101))),
+        columns={"step_us": tuple(float(n) for n in range(101))},
+    )
+    a, b = ([run(label, r, 1.0, samples=of) for r in (0, 1)] for label, of in (("A", many), ("B", few)))
+    found = compare(a, b, measure("step_us"))
+    assert found.a == (50, 50) and found.b == (112, 112) and found.scoring is None
+    assert found.words == "median step time"
+
+
+def test_an_itl_of_0_is_told() -> None:
+    runs = [run(label, r, 1.0, samples=requests(itl_ms=[0.0, 0.0])) for label in "AB" for r in (0, 1)]
+    with pytest.raises(ValueError, match="the inter-token latency is 0 ms"):
+        compare(runs[:2], runs[2:], measure("p90_interactivity_tps"))
+
+
+def test_answers_given_again_are_one_run() -> None:
+    a = [answered("A", r, np.array([1, 0, 1, 1])) for r in range(3)]
+    b = [answered("B", r, np.array([1, 0, 0, 1]), tokens=r) for r in range(3)]
+    found = compare(a, b, measure("accuracy"))
+    assert (len(found.a), len(found.b)) == (1, 3)

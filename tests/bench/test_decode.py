@@ -49,15 +49,17 @@ def test_every_counted_step_runs_every_request(
     assert all(len(step.tokens) == 3 and step.us > 0 for step in report.steps)
     assert report.drafts == (0 if speculative is None else speculative.num_speculative_tokens or 5)
     assert report.tokens_a_step == 1 if speculative is None else report.tokens_a_step >= 1
-    assert report.synthetic_acceptance == (speculative is SYNTHETIC) and report.routing == "uniform"
+    synthetic = ("synthetic acceptance",) if speculative is SYNTHETIC else ()
+    assert report.falsified_by == (*synthetic, "uniform routing", "filled cache")
     assert report.balance is not None and report.balance.parts == (4 if emulate == "dep4:1" else 8)
     assert len(report.balance.by_step) == WORKLOAD.steps and 0 < report.balance.window <= 1
     assert as_json(msgspec.json.decode(as_json(report), type=DecodeReport)) == as_json(report)
     entry = report.entry()
     assert entry.samples.column("step_us").keys() == set(map(str, range(WORKLOAD.steps)))
-    assert entry.metrics["step_us"] == report.median_us and entry.settings["cache"] == "filled"
+    assert entry.metrics["step_us"] == report.median_us
     assert entry.settings["context"] == 3001 and entry.subject["layout"] == (emulate or "whole")
-    assert entry.routing == "uniform" and entry.synthetic_acceptance == (speculative is SYNTHETIC)
+    assert entry.falsified_by == report.falsified_by
+    assert (entry.settings["cache"], entry.settings["fill_cache_std"]) == ("filled", 0.0)
 
 
 def test_the_context_is_there_and_nobody_computed_it() -> None:

@@ -13,13 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from flashstep.bench.arms import entries_of, is_ledger
 from flashstep.bench.experiment import argv, plan_beside, read_plan
 from flashstep.bench.ledger import LedgerError, append, read
+from flashstep.bench.stats.design import order
 from flashstep.cli import main
 from tests.bench.entries import run
+from tests.bench.experiments import plan
 
 ROOT = Path(__file__).parents[2]
 ARM = f"{sys.executable} -m tests.bench.arm"
@@ -56,11 +59,9 @@ def test_two_commands_become_a_claim(tmp_path: Path, compare: Compare) -> None:
         "--svg", tmp_path / "x.svg", "--png", tmp_path / "x.png", "--margin", "1%",
     )  # fmt: skip
     entries = read(ledger)
-    assert [(e.round, e.label) for e in entries] == [
-        (r, label) for r in range(6) for label in (("A", "B", "control"), ("control", "B", "A"))[r % 2]
-    ]
+    assert [(e.round, e.label) for e in entries] == order(["A", "B", "control"], rounds=6)
     assert "B's output throughput is higher than A's by 7 tokens/s (+6.93%), which is better" in done.stdout
-    assert "B is worse than A by less than the margin of 1.01 tokens/s" in done.stdout
+    assert "B is not worse than A by 1.01 tokens/s or more" in done.stdout
     assert "(control) differs by +0 tokens/s" in done.stdout
     digest = hashlib.sha256(plan_beside(ledger).read_bytes()).hexdigest()
     assert {e.plan for e in entries} == {digest} and digest in done.stderr and digest[:12] in done.stdout
@@ -69,6 +70,9 @@ def test_two_commands_become_a_claim(tmp_path: Path, compare: Compare) -> None:
     assert (tmp_path / "x.svg").read_text().startswith("<?xml") and (tmp_path / "x.png").stat().st_size > 5000
     again = compare(f"{ledger}:A", f"{ledger}:B", "--control", f"{ledger}:control")
     assert again.stdout.split("\n")[0] == done.stdout.split("\n")[0], "the rows alone give the same claim"
+    for arms in (["A", "B"], ["B", "A"], ["A", "control"], ["A", "A"]):
+        other = compare(*(f"{ledger}:{arm}" for arm in arms), expect=1)
+        assert "No claim" in other.stdout and "the plan has an arm" in other.stdout.lower(), arms
 
 
 def test_a_failing_arm_is_shown_and_the_experiment_goes_on_from_there(
@@ -92,6 +96,55 @@ def test_a_failing_arm_is_shown_and_the_experiment_goes_on_from_there(
     )
 
 
+def test_a_whole_run_is_not_repeated_for_its_exit_code(tmp_path: Path, compare: Compare) -> None:
+    """It says that it failed and kept a whole entry: that is told, and the entry stands."""
+    ledger = tmp_path / "x.jsonl"
+    command = [f"{ARM} 100", f"{ARM} 107 --exit 1", "--metric", "output_tps", "--ledger", ledger]
+    failed = compare(*command, expect=2)
+    assert (
+        "exit code 1" in failed.stderr
+        and "its entry is complete and stands: it is not run again" in failed.stderr
+    )
+    assert [e.label for e in read(ledger)] == ["A", "B"]
+    compare(*command, expect=2)
+    assert [(e.round, e.label) for e in read(ledger)] == [(0, "A"), (0, "B"), (1, "B")]
+
+
+def test_one_experiment_runs_once_at_a_time(tmp_path: Path, compare: Compare) -> None:
+    ledger, began = tmp_path / "x.jsonl", tmp_path / "began"
+    command = [
+        f"{ARM} 100 --wait 30 --began {began}",
+        f"{ARM} 107",
+        "--metric",
+        "output_tps",
+        "--ledger",
+        str(ledger),
+    ]
+    first = subprocess.Popen(
+        [sys.executable, "-m", "flashstep", "bench", "compare", *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not began.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        second = compare(*command, expect=2)
+        assert (
+            f"another flashstep bench compare is running the experiment of {plan_beside(ledger)}"
+            in second.stderr
+        )
+        stands = plan_beside(ledger).read_bytes()
+        other = compare(*command, "--rounds", "8", expect=2)
+        assert "another flashstep bench compare" in other.stderr, "nor is its plan written anew"
+        assert plan_beside(ledger).read_bytes() == stands
+    finally:
+        first.send_signal(signal.SIGINT)
+        first.communicate(timeout=60)
+    assert [(e.label, e.complete) for e in read(ledger)] == [("A", False)]
+
+
 def test_a_command_that_keeps_nothing(tmp_path: Path, compare: Compare) -> None:
     done = compare(
         f"{ARM} 1", f"{ARM} 1 --silent", "--metric", "output_tps", "--ledger", tmp_path / "x.jsonl", expect=2
@@ -99,8 +152,8 @@ def test_a_command_that_keeps_nothing(tmp_path: Path, compare: Compare) -> None:
     assert "it ended well and kept no entry; is it a flashstep bench or eval command?" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_keeps_what_ran(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_keeps_what_ran(tmp_path: Path, number: signal.Signals, compare: Compare) -> None:
     """The run is told, keeps what it has, and is run again later; no process stays."""
     ledger, began = tmp_path / "x.jsonl", tmp_path / "began"
     words = [
@@ -129,6 +182,8 @@ def test_ctrl_c_keeps_what_ran(tmp_path: Path, number: signal.Signals) -> None:
     assert "the same command goes on from here" in err
     alive = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(ledger) not in alive
+    left = compare(*words, "--plan-only").stdout.splitlines()
+    assert len(left) == 11 and "--label B --round 0" in left[0], "what ended early is due again"
 
 
 def test_all_that_is_wrong_at_once(tmp_path: Path, compare: Compare) -> None:
@@ -138,7 +193,7 @@ def test_all_that_is_wrong_at_once(tmp_path: Path, compare: Compare) -> None:
     for said in (
         "--ledger is missing",
         "there is no metric ''",
-        "5 rounds; an even number is balanced",
+        "5 rounds; 2 arms are balanced in 2, 4, 6, ... rounds",
         "the margin is 'much'",
         "--label in",
         "there is no program 'no-such-program'",
@@ -188,13 +243,17 @@ def test_a_plan_cannot_change_under_its_runs(tmp_path: Path, compare: Compare) -
     other = compare(*command, "--rounds", "8", "--margin", "2%", expect=2)
     assert "margin is '1%' there and '2%' here; rounds is 6 there and 8 here" in other.stderr
     done = compare(f"{ledger}:A", f"{ledger}:B")
-    assert "which is better" in done.stdout and "the margin of 1.01 tokens/s that was stated" in done.stdout
+    assert (
+        "which is better" in done.stdout
+        and "by 1.01 tokens/s or more, the margin that was stated" in done.stdout
+    )
     late = compare(f"{ledger}:A", f"{ledger}:B", "--margin", "5%", "--alpha", "0.1", expect=2)
     assert "--alpha 0.1, and the plan says 0.05; --margin 5%, and the plan says '1%'" in late.stderr
     plan_beside(ledger).unlink()
     refused = compare(*command, "--margin", "5%", expect=2)
     assert "has entries and no plan of theirs" in refused.stderr
-    assert "the hash of a plan" in compare(f"{ledger}:A", f"{ledger}:B", "--metric", "output_tps").stdout
+    lost = compare(f"{ledger}:A", f"{ledger}:B", "--metric", "output_tps", expect=1)
+    assert "No claim" in lost.stdout and "they are judged by their plan, or not at all" in lost.stdout
 
 
 def test_arms_from_ledgers(tmp_path: Path, compare: Compare) -> None:
@@ -225,6 +284,17 @@ def test_a_plan_that_is_none(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ValueError, match="is no plan"):
             read_plan(file)
+    plain = msgspec.to_builtins(plan(5, alpha=0.9)) | {"arms": {"B": "b", "A": "a"}, "format": 1}
+    file.write_bytes(msgspec.json.encode(plain))
+    with pytest.raises(ValueError) as wrong:
+        read_plan(file)
+    for said in (
+        "format 1",
+        "its arms are B, A;",
+        "the level is 0.9; it must be",
+        "5 rounds; 2 arms are balanced",
+    ):
+        assert said in str(wrong.value)
 
 
 def test_flashstep_is_this_one_where_path_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from flashstep.bench.ledger import Entry, LedgerError, Samples, append, read, unequal
+from flashstep.bench.ledger import Entry, LedgerError, Samples, append, read, read_all, unequal
 from flashstep.bench.origin import Origin, origin
 
 HERE = origin()
@@ -33,6 +33,36 @@ def test_what_is_appended_is_read(tmp_path: Path) -> None:
     assert read(ledger) == written
     assert [json.loads(line)["label"] for line in ledger.read_text().splitlines()] == ["A", "B"]
     assert written[1].samples.column("step_us") == {"0": 3.0}
+
+
+def test_an_entry_that_is_read_twice_is_one_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    first, second = entry("A"), entry("B")
+    for path, item in ((one, first), (one, first), (one, second), (other, second)):
+        append(path, item)
+    assert read(one) == [first, second]
+    assert f"more than once: 1 entries ({first.id})" in caplog.text
+    caplog.clear()
+    assert read_all([one, other, one]) == [first, second]
+    assert f"2 entries ({first.id}, {second.id})" in caplog.text
+
+
+def test_two_entries_under_one_id_are_an_error(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    append(one, entry("A", id="x"))
+    append(other, entry("A", id="x", values=(3.0, 4.0)))
+    assert len(read(one)) == len(read(other)) == 1
+    with pytest.raises(
+        LedgerError,
+        match=r"other\.jsonl, line 1: another entry than .*one\.jsonl, line 1, under the same id x",
+    ):
+        read_all([one, other])
+
+
+def test_all_wrong_ledgers_are_told(tmp_path: Path) -> None:
+    (tmp_path / "b").write_text("text\n")
+    with pytest.raises(LedgerError, match=r"no such ledger; .*b is no ledger: line 1"):
+        read_all([tmp_path / "a", tmp_path / "b"])
 
 
 def write_many(ledger: Path, label: str, count: int) -> None:
@@ -146,7 +176,7 @@ def test_every_wrong_line_is_named(tmp_path: Path) -> None:
     text = str(caught.value)
     assert "line 1:" not in text
     assert "line 2: Object contains unknown field `colour`" in text
-    assert "line 3: format 9; this flashstep reads 1" in text and "planet" not in text
+    assert "line 3: format 9; this flashstep reads 2" in text and "planet" not in text
     assert "line 4:" in text and "line 5: Invalid enum value 'dance'" in text
 
 

@@ -120,7 +120,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("flags", "told"),
     [
         ([], "no price is built in); give a ledger, or rates"),
-        (["--total", "9"], "--total needs tokens above 0, and --gpu-hour"),
+        (["--total", "0"], "--total is 0; without tokens there is no price; --total needs --gpu-hour"),
+        (["--total", "9", "--gpu-hour", "1", "--json", "x.json"], "leave out --json"),
+        (["--prices", str(EXAMPLE), "--output", "0"], "--output: without tokens there is no price"),
+        (["l.jsonl", "--prices", str(EXAMPLE), "--gpus", "0"], "--gpus is 0; it must be at least 1"),
         (["--total", "9", "--gpu-hour", "1", "--output", "3"], "leave out --output"),
         (["--prices", str(EXAMPLE), "--output", "-1", "--gpus", "1"], "--output is -1.0"),
         (["l.jsonl", "--prices", str(EXAMPLE)], "--gpus says how many"),
@@ -131,3 +134,25 @@ def test_what_cannot_be_priced_is_told(
 ) -> None:
     assert main(["bench", "money", *flags]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_all_that_is_wrong_with_files_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger, prices = tmp_path / "l.jsonl", tmp_path / "p.toml"
+    for metrics in ({}, {"output_tps": 30.0, "total_tps": 180.0}):
+        append(ledger, served(metrics, cached=(60.0, None)))
+    prices.write_text("cached = 1")
+    assert main(["bench", "money", str(ledger), "--prices", str(prices), "--gpus", "1"]) == 2
+    told = capsys.readouterr().err
+    for words in ("is no table of prices", "has no throughput", "cached tokens of 1 of 2 prompts"):
+        assert words in told
+
+
+def test_a_price_of_wrong_texts_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = tmp_path / "l.jsonl"
+    found = {"output_tps": 8.0, "cached_input_tps": 40.0, "uncached_input_tps": 4.0}
+    one = served(found, falsified_by=("synthetic acceptance",), complete=False)
+    append(ledger, one)
+    append(ledger, one)
+    assert main(["bench", "money", str(ledger), "--prices", str(EXAMPLE), "--gpus", "1"]) == 0
+    told = capsys.readouterr().out
+    assert told.count(f"{one.id} (incomplete, synthetic acceptance)") == 1

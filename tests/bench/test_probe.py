@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import os
+import signal
+import threading
 
 import pytest
 from aiohttp import web
 
-from flashstep.bench.load.cards import falsified_by
+from flashstep.bench.load.cards import cards, falsified_by, reasons
 from flashstep.bench.probe import probe
 from flashstep.bench.probe_http import probe_url
 from flashstep.cli.model import tiny_model
@@ -26,7 +29,7 @@ def test_every_step_is_kept(speculative: SpeculativeOptions | None) -> None:
     if speculative is None:
         assert len(report.steps) == 39 and report.tokens_a_step == 1
     else:
-        assert 2.5 < report.tokens_a_step < 4.5 and report.synthetic_acceptance
+        assert 2.5 < report.tokens_a_step < 4.5 and report.falsified_by == ("synthetic acceptance",)
     assert report.us_a_token == pytest.approx(report.median_us / report.tokens_a_step)
     entry = report.entry()
     assert entry.metrics["step_us"] == report.median_us and len(entry.samples.keys) == len(report.steps)
@@ -50,7 +53,7 @@ class Scripted:
         self.body: dict = {}
 
     async def models(self, request: web.Request) -> web.Response:
-        card = {"id": "scripted", "falsified_by": ["synthetic acceptance", "uniform routing"]}
+        card = {"id": "scripted", "falsified_by": ["synthetic acceptance", "uniform routing", "filled cache"]}
         return web.json_response({"data": [card]})
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -66,7 +69,8 @@ class Scripted:
                 return response
             await asyncio.sleep(begun + number * self.gap_s - loop.time())
             total += size
-            event = {"choices": [{"index": 0, "text": "x" * size}]}
+            reason = "length" if number + 1 == len(self.sizes) else None
+            event = {"choices": [{"index": 0, "text": "x" * size, "finish_reason": reason}]}
             if self.usage:
                 event["usage"] = {"prompt_tokens": 9, "completion_tokens": total}
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
@@ -104,7 +108,7 @@ def test_a_servers_steps_are_its_chunks() -> None:
     assert report.median_us == pytest.approx(20_000, rel=0.3)
     assert scripted.body["ignore_eos"] is True and scripted.body["max_tokens"] == sum(sizes)
     entry = report.entry()
-    assert entry.synthetic_acceptance and entry.routing == "uniform"
+    assert entry.falsified_by == ("synthetic acceptance", "uniform routing", "filled cache")
 
 
 @pytest.mark.parametrize(
@@ -132,4 +136,19 @@ def test_no_server_is_a_sentence() -> None:
     [None, b"", b"[]", b'{"data": 3}', b'{"data": [{}]}', b'{"data": [{"id": "m", "falsified_by": 3}]}'],
 )
 def test_lists_of_models_that_say_nothing(listed: bytes | None) -> None:
-    assert falsified_by(listed) == {}
+    assert all(reasons(card) == () for card in cards(listed).values())
+
+
+def test_what_falsifies_a_run_is_what_its_server_says_and_what_was_counted() -> None:
+    card = {"id": "m", "falsified_by": ["filled cache"]}
+    assert falsified_by(card, synthetic=False) == ("filled cache",)
+    assert falsified_by(card, synthetic=True) == ("synthetic acceptance", "filled cache")
+    assert falsified_by(None, synthetic=False) == ()
+    assert not probed(Scripted([1] * 9, gap_s=0), tokens=9).is_interrupted
+
+
+def test_ctrl_c_ends_a_probe_of_a_server_as_one_here() -> None:
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    report = probed(Scripted([1] * 400, gap_s=0.02), tokens=400)
+    assert report.is_interrupted and not report.complete and report.faults == ("it was interrupted",)

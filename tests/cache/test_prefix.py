@@ -5,7 +5,7 @@ import random
 import pytest
 
 from flashstep.cache.blocks import BlockPool
-from flashstep.cache.prefix import MISS, Chain, longest_hit
+from flashstep.cache.prefix import NO_PREFIX, Chain, longest_hit
 from flashstep.config.cache import HitPolicy
 
 SIZE = 4
@@ -101,7 +101,7 @@ def test_a_bounded_hit_needs_no_window_but_must_be_longer_than_one(held, tokens)
     if tokens:
         assert (found.replay, found.window_base, found.window_blocks) == (6, (tokens - 6) // SIZE, ())
     else:
-        assert found == MISS
+        assert found == NO_PREFIX
 
 
 def test_the_blocks_of_a_hit_stand_in_order():

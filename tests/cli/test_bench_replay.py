@@ -18,7 +18,7 @@ from flashstep.bench.load.floor import Floor, measure_floor
 from flashstep.cli import main
 from tests.bench.load.scripted import FIRST_S, TOKEN_S, ScriptedServer
 
-LANES = ("--concurrency", 3)
+LANES = ("--max-concurrency", 3)
 TINY = Path(__file__).parents[2] / "flashstep" / "tiny"
 
 
@@ -96,7 +96,7 @@ def test_a_replay_measures_what_is_known_and_keeps_it(
     kept, raw = tmp_path / "ledger.jsonl", tmp_path / "raw.jsonl"
     with ScriptedServer() as server:
         words = run(
-            "replay", trace, "--url", server.url, "--concurrency", 2, "--extra-body", '{"temperature": 1}',
+            "replay", trace, "--url", server.url, "--max-concurrency", 2, "--extra-body", '{"temperature": 1}',
             "--ledger", kept, "--label", "arm", "--round", 3, "--raw", raw, "--seed", 5,
         ).stdout  # fmt: skip
         log = [entry for entry in server.log() if entry["wanted"] > 1]
@@ -169,7 +169,7 @@ def test_ctrl_c_leaves_valid_files_and_says_so(trace: Path, tmp_path: Path) -> N
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
-    assert process.returncode == 1, out + err
+    assert process.returncode == 130, out + err
     (entry,) = ledger.read(kept)
     assert not entry.complete and entry.faults[0].startswith("interrupted")
     assert "FAULT: interrupted" in out
@@ -179,20 +179,42 @@ def test_ctrl_c_leaves_valid_files_and_says_so(trace: Path, tmp_path: Path) -> N
     assert list(entry.samples.keys) == measured
 
 
+def test_ctrl_c_twice_and_sigterm_lose_nothing(trace: Path, tmp_path: Path) -> None:
+    for name, signals in {"twice": [signal.SIGINT] * 3, "term": [signal.SIGTERM]}.items():
+        kept = tmp_path / f"{name}.jsonl"
+        with ScriptedServer() as server:
+            arguments = command("replay", trace, "--url", server.url, "--duration-s", 60, "--ledger", kept)
+            process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline and sum(row["wanted"] > 1 for row in server.log()) < 6:
+                time.sleep(0.05)
+            for each in signals:
+                process.send_signal(each)
+                time.sleep(0.02)
+            out, err = process.communicate(timeout=30)
+        assert process.returncode == 130, out + err
+        (entry,) = ledger.read(kept)
+        assert not entry.complete and len(entry.samples.keys) >= 5 and "FAULT: interrupted" in out
+        assert entry.raw is not None and len(records(tmp_path / entry.raw)) >= 5, (
+            "the raw file is kept without a flag"
+        )
+
+
 def test_a_server_that_dies_ends_in_a_report(trace: Path, tmp_path: Path, run: Callable[..., Ended]) -> None:
+    trace.write_text(json.dumps({"session": "one", "turns": turns(30, pause_s=0)}) + "\n")
     with ScriptedServer(lose_after=6) as server:
         ended = run(
             "replay", trace, "--url", server.url, "--tokenizer", TINY, "--ledger", tmp_path / "l", status=1
         )
     (entry,) = ledger.read(tmp_path / "l")
     assert len(entry.samples.keys) == 5 and not entry.complete
-    assert "could not be reached any more" in ended.stdout and "cut off" in ended.stdout
+    assert entry.failed == 21 and "the server is gone" in ended.stdout and "cut off" in ended.stdout
     assert "5 requests, " in ended.stdout
 
 
 def test_no_server_is_told_in_a_sentence(trace: Path, run: Callable[..., Ended]) -> None:
-    ended = run("replay", trace, "--url", "http://127.0.0.1:1", status=2)
-    assert "lists no model" in ended.stderr
+    ended = run("replay", trace, "--url", "http://127.0.0.1:1", "--ready-check-timeout-sec", 0.3, status=2)
+    assert "still cannot be reached after 0.3 s" in ended.stderr and "Connection refused" in ended.stderr
 
 
 def test_a_server_that_counts_nothing_needs_a_tokenizer(
@@ -204,7 +226,7 @@ def test_a_server_that_counts_nothing_needs_a_tokenizer(
         ended = run(
             "replay", trace, *LANES, "--url", server.url, "--tokenizer", TINY, "--ledger", tmp_path / "l"
         )
-    assert "12 answers came without a count of their tokens" in ended.stdout
+    assert "12 of 12 answers came without a count of tokens" in ended.stdout
     (entry,) = ledger.read(tmp_path / "l")
     assert "itl_ms" not in entry.metrics and entry.metrics["ttft_ms"] >= FIRST_S * 1000
 
@@ -227,7 +249,7 @@ def test_mirror_sends_to_all_ranks_at_once_and_lag_lets_each_begin_later(
     with ScriptedServer() as server:
         words = run(
             "replay", trace, "--url", server.url, "--tokenizer", TINY, "--dp-ranks", 2, "--lag-s", 0.7,
-            "--concurrency", 3, "--ledger", tmp_path / "l",
+            "--max-concurrency", 3, "--ledger", tmp_path / "l",
         ).stdout  # fmt: skip
         log = server.log()
     assert len(log) == 2 * 2 * 12
@@ -285,18 +307,18 @@ def test_ranks_may_be_servers_of_their_own(trace: Path, tmp_path: Path, run: Cal
 def test_all_wrong_flags_are_told_at_once(trace: Path, tmp_path: Path, run: Callable[..., Ended]) -> None:
     (tmp_path / "there").write_text("")
     ended = run(
-        "replay", trace, "--dp-urls", "http://a", "--dp-ranks", 2, "--concurrency", 0, "--duration-s", -1,
+        "replay", trace, "--dp-urls", "http://a", "--dp-ranks", 2, "--max-concurrency", 0, "--duration-s", -1,
         "--start-from", 0.9, "--start-to", 0.1, "--extra-body", '{"model": 1}', "--raw", tmp_path / "there",
         "--no-cache-bust", "--run-id", "x", "--timeout-s", "nan", status=2,
     )  # fmt: skip
     for told in (
         "--dp-urls names the ranks' servers: leave --url and --dp-ranks out",
         "one rank has nobody to be compared with",
-        "--concurrency is 0; it must be at least 1",
+        "--max-concurrency is 0; it must be at least 1",
         "--duration-s is -1.0; it must be above 0",
         "--timeout-s is nan; it must be above 0",
         "must be shares from 0 to 1",
-        "--extra-body: model is the replay's own",
+        "--extra-body has model, which the plan sets",
         "which is there already",
         "--no-cache-bust turns off",
     ):
@@ -346,3 +368,16 @@ def test_traces_tells_what_it_cannot_do(tmp_path: Path, run: Callable[..., Ended
         "--context-tokens is 10",
     ):
         assert told in wrong
+
+
+def test_ctrl_c_while_it_waits_for_a_server_ends_it(trace: Path) -> None:
+    process = subprocess.Popen(
+        command("replay", trace, "--url", "http://127.0.0.1:1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None and "waiting" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "")

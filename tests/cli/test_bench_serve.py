@@ -157,11 +157,11 @@ def test_a_server_that_goes_bad_is_reported_and_the_good_part_kept(
     assert done.returncode == 1, done.stderr
     assert f"requests failed: {fault}" in done.stdout and told in done.stdout
     entry, raw = kept(tmp_path)
-    assert not entry.complete
+    assert entry.complete, "its plan was sent; that too much failed is for the claim to judge"
     failed = [record.answered for record in raw if record.answered.fault]
-    assert len(failed) == entry.detail["failures"][fault] and {answered.fault for answered in failed} == {
-        fault
-    }
+    assert len(failed) == entry.failed == entry.detail["failures"][fault] and {
+        answered.fault for answered in failed
+    } == {fault}
     good = [record.answered for record in raw if record.stream == "run" and not record.answered.fault]
     assert len(entry.samples.keys) == len(good) > 0 and len(good) + len(failed) == 8
 
@@ -202,7 +202,7 @@ class Running:
         )
 
     def raw(self) -> list[Path]:
-        return [file for file in self._folder.iterdir() if file.name not in {"ledger.jsonl"}]
+        return [*self._folder.glob("ledger.jsonl.raw/*")]
 
     def await_requests(self, number: int) -> None:
         until = time.monotonic() + PATIENCE_S
@@ -236,6 +236,77 @@ def test_ctrl_c_keeps_what_there_is_and_ends_with_130(stub: Stub, tmp_path: Path
     assert len(entry.samples.keys) == len(whole) >= 6
     open_then = [record.answered for record in raw if record.answered.fault == "interrupted"]
     assert 1 <= len(open_then) <= 4, "what was open is kept too, as far as it came"
+
+
+def test_sigterm_is_as_ctrl_c(stub: Stub, tmp_path: Path) -> None:
+    running = Running(tmp_path, endless(stub, tmp_path))
+    running.await_requests(6)
+    status, out = running.end(signal.SIGTERM)
+    assert status == 130 and "FAULT: interrupted" in out
+    assert not kept(tmp_path)[0].complete
+
+
+def test_ctrl_c_in_the_warm_up_keeps_an_entry(tmp_path: Path) -> None:
+    with Stub() as stub:
+        running = Running(
+            tmp_path, [*endless(stub, tmp_path), "--num-warmups", "400", *bad("slow first", first=5)]
+        )
+        assert running.process.stderr is not None
+        while "warming up" not in (line := running.process.stderr.readline()):
+            assert line, running.process.communicate()
+        time.sleep(0.3)
+        status, out = running.end(signal.SIGINT)
+    assert status == 130 and "FAULT: interrupted" in out
+    entry, raw = kept(tmp_path)
+    assert not entry.complete and entry.samples.keys == ()
+    assert raw and {record.stream for record in raw} == {"warm-up"}
+
+
+def test_no_secret_is_kept_or_shown(stub: Stub, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("hunter2\n")
+    body = json.dumps({"metadata": {"api_key": "hunter2"}})
+    for given in (["--api-key", "hunter2"], ["--api-key-file", str(tmp_path / "key")]):
+        flags = small(stub, tmp_path, *given, "--header", "X-Key=hunter2", "--extra-body", body, number=1)
+        flags[1] = stub.url.replace("//", "//me:hunter2@")
+        done = run(*flags)
+        assert done.returncode == 0, done.stderr
+        assert "hunter2" not in done.stdout + done.stderr
+    files = [tmp_path / "ledger.jsonl", *tmp_path.glob("ledger.jsonl.raw/*")]
+    assert len(files) == 3 and not any("hunter2" in file.read_text() for file in files)
+    first = ledger.read(tmp_path / "ledger.jsonl")[0]
+    assert (
+        first.settings["shape"]["extra"] == {"metadata": {"api_key": "HIDDEN"}}
+        and first.subject["url"] == stub.url
+    )
+
+
+def test_time_waited_for_a_place_at_a_rate_is_shown_and_told(tmp_path: Path) -> None:
+    with Stub() as stub:
+        flags = small(stub, tmp_path, "--request-rate", "40", *bad("slow first", first=5), number=6)
+        done = run(*flags, "--max-concurrency", "1")
+        closed = run(*small(stub, tmp_path, number=2)[:-2])
+    assert done.returncode == 0, done.stderr
+    assert "waited at this client, ms" in done.stdout and "coordinated omission" in done.stdout
+    entry, _ = kept(tmp_path)
+    assert entry.detail["waits_ms"]["maximum"] > 2000 > entry.metrics["ttft_ms"]
+    assert "2 of 2" in closed.stdout and "waited" not in closed.stdout, (
+        "a closed loop has no times of its own"
+    )
+
+
+def test_continuous_usage_can_be_left_out_and_stands_in_the_settings(stub: Stub, tmp_path: Path) -> None:
+    assert run(*small(stub, tmp_path, "--no-continuous-usage", number=2)).returncode == 0
+    entry, _ = kept(tmp_path)
+    assert entry.settings["shape"]["counting"] == entry.subject["usage"] == "at the end"
+
+
+def test_a_tenth_may_fail(tmp_path: Path) -> None:
+    with Stub() as stub:
+        flags = small(stub, tmp_path, *bad("500", first=17), "--max-concurrency", "1", number=10)
+        done = run(*flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    entry, _ = kept(tmp_path)
+    assert entry.failed == 1 and entry.complete and "1 of 10 requests failed: status" in done.stdout
 
 
 def test_ctrl_c_while_it_waits_for_a_server_is_quiet(tmp_path: Path) -> None:
@@ -279,7 +350,9 @@ def test_no_server_at_all_is_told_in_time(tmp_path: Path) -> None:
         "--url", "http://127.0.0.1:1", "--ready-check-timeout-sec", "0.6", "--ledger", str(tmp_path / "l")
     )
     assert done.returncode == 2 and not list(tmp_path.iterdir())
-    assert done.stderr.strip().endswith("still cannot be reached after 0.6 s (--ready-check-timeout-sec)")
+    assert done.stderr.strip().endswith(
+        "still cannot be reached after 0.6 s (--ready-check-timeout-sec): Connection refused"
+    )
 
 
 def test_a_server_that_refuses_is_told_with_its_sentence(stub: Stub) -> None:
@@ -296,6 +369,8 @@ def test_a_server_that_refuses_is_told_with_its_sentence(stub: Stub) -> None:
              "--burstiness is 0", "--turns: '0'"],
         ),
         ("--url http://x --duration-s 1", ["sends without end"]),
+        ("--url http://x --duration-s 1 --max-concurrency 2 --dry-run", ["prints without end"]),
+        ("--url http://x --api-key a --api-key-file none", ["give one of both", "none cannot be read"]),
         ("--url http://x --extra-body 7", ["--extra-body: it is 7"]),
         ("--url http://x --extra-body {\"stream\":false}", ["--extra-body has stream"]),
         ("--url http://x --prompts none --input-len 7 --turns 2", ["--input-len is for random", "--turns is for random"]),

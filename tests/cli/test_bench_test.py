@@ -57,3 +57,13 @@ def test_pairs_from_a_file_and_from_a_pipe(
 def test_numbers_that_cannot_be(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "test", *words.split()]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_what_is_no_finite_number_is_no_difference(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pairs"
+    file.write_text(f"1\n{text}\n2\n")
+    assert main(["bench", "test", "pairs", str(file)]) == 2
+    assert f"{file}: nan or inf is no difference" in capsys.readouterr().err

@@ -125,6 +125,21 @@ def test_a_run_at_any_server(tmp_path: Path, questions: str, capsys: pytest.Capt
     assert "100.00%" in capsys.readouterr().out
 
 
+def test_a_server_of_ours_without_drafts_is_known(tmp_path: Path, questions: str) -> None:
+    ledger = tmp_path / "l.jsonl"
+    with served(Stub()) as stub:
+        stub.metrics = "flashstep:max_num_seqs 8\n"
+        for label, card in (("ours", {"owned_by": "flashstep"}), ("theirs", {"owned_by": "vllm"})):
+            stub.card = card
+            command = ["eval", questions, "--url", stub.url, "--limit", "3", "--ledger", str(ledger)]
+            assert main([*command, "--label", label]) == 0
+    told = {entry.label: entry.subject["rejection_sample_method"] for entry in read(ledger)}
+    assert told == {"ours": "no drafts", "theirs": "the server does not tell"}
+    raw = [entry.raw or "" for entry in read(ledger)]
+    assert all(name.startswith("l.jsonl.raw/") and (tmp_path / name).is_file() for name in raw)
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["l.jsonl", "sums.jsonl"]
+
+
 def test_synthetic_acceptance_is_refused(questions: str, capsys: pytest.CaptureFixture[str]) -> None:
     with served(Stub()) as stub:
         stub.metrics = "flashstep:synthetic_spec_decode_num_drafts_total 1\n"
@@ -231,7 +246,11 @@ def test_what_was_answered_survives(tmp_path: Path, questions: str, number: int,
         (["--url", "http://127.0.0.1:9"], ["lists no model at /v1/models"]),
         (["--url", "127.0.0.1:9"], ["--url is '127.0.0.1:9'"]),
         (["--answers", "/nowhere/a.jsonl"], ["there is no folder /nowhere"]),
-        (["--round", "-1"], ["--round is -1"]),
+        (["--round", "-1", "--concurrency", "0"], ["--round is -1", "--concurrency is 0"]),
+        (["--answers", "new.jsonl", "--resume"], ["--resume: there is no file new.jsonl to go on with"]),
+        (["--answers", __file__], ["is there already: go on with it by --resume"]),
+        (["--ledger", __file__], ["test_eval.py, which is there and no ledger"]),
+        (["--ledger", "/proc/x.jsonl", "--runs", "0"], ["--ledger is /proc/x.jsonl; it cannot be written", "--runs is 0"]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_told(

@@ -4,33 +4,27 @@ import io
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from flashstep.bench.load.client import Answered
-from flashstep.bench.load.drive import Record
 from flashstep.cli import load_progress, terminal
 from flashstep.cli.load_progress import LoadProgress
 
 
-def record(fault: str = "") -> Record:
-    answered = Answered(
-        key="k",
-        sent_s=0.0,
-        ended_s=1.0,
-        first_s=0.25,
-        output_tokens=50,
-        text="[red]secret[/red]",
-        fault=fault,
-    )
-    return Record(
-        stream="run",
-        session="k",
-        turn=0,
-        due_s=0.0,
-        wished_prompt=None,
-        wished_output=None,
-        answered=answered,
+def answered(fault: str = "") -> Answered:
+    return msgspec.convert(
+        {
+            "key": "k",
+            "sent_s": 0.0,
+            "ended_s": 1.0,
+            "first_s": 0.25,
+            "output_tokens": 50,
+            "text": "[red]secret[/red]",
+            "fault": fault,
+        },
+        Answered,
     )
 
 
@@ -44,10 +38,10 @@ def seen(
     monkeypatch.setattr(load_progress, "LINE_EVERY_S", 0.05)
     monkeypatch.setattr(load_progress, "REFRESH_S", 0.05)
     progress = LoadProgress()
-    drive = SimpleNamespace(open={"k": time.perf_counter() - 60})
-    with progress.begin(drive, total, duration_s):
-        progress.took(record())
-        progress.took(record("cut off"))
+    run = SimpleNamespace(open={"k": time.perf_counter() - 60})
+    with progress.begin(run, total, duration_s):
+        progress.took(answered())
+        progress.took(answered("cut off"))
         time.sleep(0.3)
     return written.getvalue()
 

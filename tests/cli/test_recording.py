@@ -25,7 +25,7 @@ def test_forward_keeps_every_timed_run(tmp_path: Path, model: list[str]) -> None
     (entry,) = read(ledger)
     assert (entry.kind, entry.label, entry.round, entry.complete) == ("forward", "A", 2, True)
     assert len(entry.samples.keys) == 6 and len(set(entry.samples.keys)) == 6
-    assert entry.seed == 3 and entry.settings["cases"] == ["32@64", "2*16@16"] and entry.routing == "real"
+    assert entry.seed == 3 and entry.settings["cases"] == ["32@64", "2*16@16"] and entry.falsified_by == ()
     assert entry.subject["engine"] == {"--load-format": "dummy", "--seed": "3"}
     medians = [case["us"] for case in entry.detail["cases"]]
     assert entry.metrics["step_us"] == pytest.approx(sum(medians) / 2)

@@ -29,7 +29,7 @@ class Scripted(BaseHTTPRequestHandler):
         if self.server.key not in (None, self.headers["Authorization"]):
             self._send(401, json.dumps({"error": {"message": "no key"}}))
             return
-        self._send(200, json.dumps({"data": [{"id": "scripted"}]}))
+        self._send(200, json.dumps({"data": [{"id": "scripted", "falsified_by": ["filled cache"]}]}))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -108,7 +108,8 @@ def test_chat_keeps_the_conversation(
 
     monkeypatch.setattr("builtins.input", typed)
     assert main(["chat", "--url", url(server), "--system", "Be brief.", "--no-thinking"]) == 0
-    assert capsys.readouterr().out.count(TEXT) == 2
+    shown = capsys.readouterr()
+    assert shown.out.count(TEXT) == 2 and "FILLED cache" in shown.err
     assert [message["role"] for message in server.bodies[1]["messages"]] == [
         "system",
         "user",

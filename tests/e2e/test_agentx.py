@@ -102,7 +102,7 @@ class Ours:
         kept, raw = folder / "ledger.jsonl", folder / "raw.jsonl"
         options = {
             "--url": url,
-            "--concurrency": LANES,
+            "--max-concurrency": LANES,
             "--duration-s": DURATION_S,
             "--warmup-requests": WARM_UP_PER_LANE,
             "--start-from": JOINED_AT,

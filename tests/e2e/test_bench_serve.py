@@ -62,7 +62,7 @@ def test_lengths_are_as_wished_and_the_servers_counts_agree(served: Served, tmp_
     assert counted["prefix_cache_hits"] == sum(entry.samples.column("cached_tokens").values())
     assert 1 <= entry.metrics["acceptance_length"] <= 4
     assert len(entry.detail["acceptance_by_position"]) == 3
-    assert "acceptance, by /metrics" in out and "SYNTHETIC" not in out and not entry.synthetic_acceptance
+    assert "acceptance, by /metrics" in out and "SYNTHETIC" not in out and not entry.falsified_by
     assert entry.detail["gaps"]["tokens_known_from"] == {"events": 6}
     assert entry.detail["gaps"]["tokens_a_chunk"] > 1, "drafts that stood came in one chunk"
     assert entry.subject["usage"] == "each event" and entry.subject["version"]["version"]

@@ -1,5 +1,6 @@
 """The commands without a server, as processes: what the embedded model says to a shell, check on others' weights."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,29 @@ def test_generate_says_the_same_alone_and_among_others(tmp_path: Path) -> None:
 def test_chat_over_a_pipe_remembers(tmp_path: Path) -> None:
     shown, _ = flashstep("chat", cwd=tmp_path, typed="What is 12 + 30?\nWhat is the capital of France?\n")
     assert "42" in shown and "Paris" in shown and "think>" not in shown
+
+
+@trained
+def test_ctrl_c_ends_an_answer_and_chat_goes_on(tmp_path: Path) -> None:
+    """While a long answer comes; the next message is answered as if nothing had been."""
+    chat = subprocess.Popen(
+        [sys.executable, "-u", "-m", "flashstep", "chat", "--max-tokens", "900", "--temperature", "1"],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=str(ROOT)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert chat.stdin is not None and chat.stdout is not None
+    with chat:
+        chat.stdin.write("Tell me a story about a fox and a crow, and count to one hundred\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(1)
+        chat.send_signal(signal.SIGINT)
+        shown, notes = chat.communicate("What is 12 + 30?\n", timeout=PATIENCE_S)
+    assert chat.returncode == 0 and "Traceback" not in notes, notes
+    assert "[stopped]" in shown and "42" in shown.split("[stopped]")[1]
 
 
 @needs_vectors

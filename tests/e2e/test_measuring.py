@@ -60,7 +60,11 @@ def test_a_long_prompt_is_decoded_and_not_computed(measured: Served) -> None:
         return value
 
     assert of("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") >= 59_999
+    assert of("vllm:request_prefill_kv_computed_tokens_sum") == of(
+        "vllm:request_success_total", finished_reason="length"
+    )
     assert 0 < of("flashstep:expert_balancedness") <= 1
+    assert answer["system_fingerprint"].endswith("-falsified")
 
 
 def test_it_says_that_its_texts_are_wrong(measured: Served) -> None:
@@ -73,7 +77,8 @@ def test_it_says_that_its_texts_are_wrong(measured: Served) -> None:
 def test_prompt_logprobs_of_a_filled_prompt_are_refused(measured: Served) -> None:
     body = {"prompt": [5, 6, 7], "max_tokens": 1, "echo": True, "logprobs": 1}
     status, answer = measured.post("/v1/completions", body)
-    assert status == 400 and "its cache comes from outside" in answer["error"]["message"]
+    assert status == 400 and "this server computes none" in answer["error"]["message"]
+    assert answer["error"]["param"] == "echo"
 
 
 def test_a_probe_of_it_is_kept_with_what_it_is(measured: Served, tmp_path: Path) -> None:
@@ -81,8 +86,18 @@ def test_a_probe_of_it_is_kept_with_what_it_is(measured: Served, tmp_path: Path)
     done = flashstep("bench", "probe", "--url", measured.url, "--tokens", "30", "--ledger", str(ledger))
     assert done.returncode == 0, done.stderr
     (entry,) = read(ledger)
-    assert entry.complete and entry.routing == "uniform" and entry.settings["cache"] == "filled"
+    assert entry.complete and list(entry.falsified_by) == WRONG
     assert 20 < len(entry.samples.keys) < 30 and sum(entry.samples.column("tokens").values()) <= 29
+
+
+def test_load_of_it_is_kept_with_what_it_is(measured: Served, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    done = flashstep(
+        "bench", "serve", "--url", measured.url, "--num-prompts", "3", "--input-len", "60", "--output-len", "5",
+        "--ledger", str(ledger),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert list(read(ledger)[0].falsified_by) == WRONG
 
 
 def test_eval_refuses_it(measured: Served, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Linear ops against exact arithmetic on dequantised weights, and independence of a row from its neighbours."""
 
+import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,9 +36,9 @@ def layers() -> list[Any]:
 
 pytestmark = pytest.mark.parametrize("gemm", layers())
 ROWS, INPUTS, OUTPUTS = 37, 96, 64
-# outputs, inputs: wq_a beside wkv, shared w2 of a TP4 rank, wo_b of a TP4 rank, wq_b of a TP4 rank, w1 beside w3 of a TP4 rank
-RELEASED = ((1792, 5120), (5120, 576), (5120, 2048), (8192, 1280), (1152, 5120))
-FEWER_ROWS = (1, 6, 16, 48, 65, 96, 384, 1000)
+# outputs, inputs: wq_a beside wkv, wq_b; of a TP4 rank shared w2, wo_b, wq_b, w1 beside w3
+RELEASED = ((1792, 5120), (32768, 1280), (5120, 576), (5120, 2048), (8192, 1280), (1152, 5120))
+FEWER_ROWS = (1, 6, 16, 48, 65, 96, 192, 384, 1000)
 needs_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="released shapes are for a GPU")
 
 
@@ -228,6 +230,18 @@ def test_the_blocks_of_the_cuda_rows_read_back(gemm: Gemm, heights: tuple[int, .
     large = QuantTensor.quantise(weight(64, width).cpu() * 2.0**20, FP8_BLOCK)
     with pytest.raises(ValueError, match="scale of"):
         cuda.prepare_fp8(large)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_linear_knows_the_tiles_that_are_chosen(gemm: Gemm, plain: bool) -> None:
+    """Also where there is no GPU: each choice is a case of linear.cu."""
+    cuda = pytest.importorskip("flashstep.kernels.gemm.cuda")
+    cases = {int(number) for number in re.findall(r"case (\d+):", cuda.SOURCE.read_text())}
+    for rows, outputs, groups, chunks in itertools.product(
+        (1, 8, 9, 33, 64, 65, 96, 97, 128, 129, 192, 384, 1023), (64, 1792, 32768), (1, 8), (1, 3)
+    ):
+        tiles = cuda.tiles_of(rows=rows, groups=groups, outputs=outputs, chunks=chunks, plain=plain)
+        assert (1000 * tiles.wide if tiles.loop else 0) + tiles.rows in cases
 
 
 def test_no_rows_give_no_rows(gemm: Gemm) -> None:

@@ -72,8 +72,9 @@ def test_top_selects_exactly_the_best_lowest_place_first(indexer: Indexer, count
 
 def test_top_of_long_rows(indexer: Indexer) -> None:
     """Longer than any part of a row that an implementation looks at alone, with ties across the parts."""
-    for count, n in ((16, 9_000), (300, 5_000)):
+    for count, n in ((16, 9_000), (300, 5_000), (600, 70_001), (2_048, 40_000)):
         rows = torch.stack([contents(n)[name] for name in ("plain", "ties", "mostly NaN", "all equal")])
+        rows[0, -(n // 8) :] += 3.0  # the best lie together
         out = indexer.top(rows.to(DEVICE), count=count)
         for got, scores in zip(out.tolist(), rows, strict=True):
             want = best(scores, count)
@@ -335,6 +336,14 @@ def test_select_sees_small_groups_beside_large_ones(indexer: Indexer) -> None:
     assert out[0].tolist() == [3, 7, 11, 15, 19]
 
 
+def dequantised(keys: Keys, entry: int) -> Tensor:
+    """float64 [K]: what the record of an entry of request 0 says now."""
+    data, scale = keys.planes
+    slots = data.shape[1]
+    block, place = keys.table[0, entry // slots], entry % slots
+    return mxfp4.dequantise(data[block, place], scale[block, place]).double()
+
+
 def test_scores_do_not_depend_on_the_form_that_neighbours_ask_for(indexer: Indexer) -> None:
     """Narrow scales go through integers, wide ones of a key or a query through other forms, for a whole tile or run."""
     scores_in = indexer._loaded["select"].__globals__.get("_scores")
@@ -358,10 +367,18 @@ def test_scores_do_not_depend_on_the_form_that_neighbours_ask_for(indexer: Index
     mixed[5] = queries(1, heads=32, channels=128, spread=9.0)[0][0]
     assert torch.equal(scores(mixed)[:5], plain[:5])
     scale = keys.planes[1][keys.table[0, 1], 1]
-    scale[0] -= 9
     others = torch.arange(251, device=DEVICE) != 17
-    assert torch.equal(scores(q)[:, others], plain[:, others])
-    assert not torch.equal(scores(q)[:, 17], plain[:, 17])
+    first = scale[0].clone()
+    for octaves in (4, 9):
+        scale[0] = scale.max() - octaves
+        assert torch.equal(scores(q)[:, others], plain[:, others])
+        assert not torch.equal(scores(q)[:, 17], plain[:, 17])
+        dots = (q.double() @ dequantised(keys, 17)).relu() * weight.double()
+        want = dots.sum(1) * (32 * 128) ** -0.5
+        assert (
+            (scores(q)[:, 17] - want).abs() <= 36 * 2.0**-24 * dots.abs().sum(1) * (32 * 128) ** -0.5
+        ).all()
+        scale[0] = first
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="graphs are captured on a GPU")

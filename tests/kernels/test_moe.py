@@ -19,11 +19,14 @@ RELEASED = (
     (6, 5120, 2304, 24, 6),
     (6, 5120, 576, 96, 6),
     (48, 5120, 2304, 12, 6),
+    (48, 5120, 1056, 24, 6),
     (96, 5120, 2304, 12, 6),
     (384, 5120, 2304, 12, 6),
     (1500, 1024, 2304, 12, 6),
 )
 ROUTERS = ((384, 6), (128, 3), (512, 10), (128, 8), (64, 8))
+# and inner widths; the wider are for kernels that leave narrow layers to others
+WIDTHS = ((192, 96), (1024, 1056))
 needs_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="released shapes are for a GPU")
 
 
@@ -139,7 +142,14 @@ def test_route_of_a_row_is_its_own(moe: Moe) -> None:
     prepared = moe.prepare_gate(gate)
     some = {"bias_E": torch.zeros(384, device=DEVICE), "count": 6, "scale": 1.5, "temperature": 1.0}
     together = moe.route(x, prepared, **some)
-    for first, last in ((0, 1), (40, 80), (199, 200)):
+    for first, last in (
+        (0, 1),
+        (40, 80),
+        (199, 200),
+        (8, 13),
+        (20, 28),
+        (5, 6),
+    ):  # one gate, used again and again
         alone = moe.route(x[first:last], prepared, **some)
         assert all(torch.equal(a, t[first:last]) for a, t in zip(alone, together, strict=True))
 
@@ -174,10 +184,10 @@ def test_a_group_with_a_nan_spoils_itself_only(moe: Moe) -> None:
     assert torch.equal(spoilt, clean)
 
 
-def stacked(*shape: int, seed: int) -> QuantTensor:
-    """MXFP4 weights whose scales spread over seven binades."""
+def stacked(*shape: int, seed: int, binades: int = 6) -> QuantTensor:
+    """MXFP4 weights whose scales spread over that many binades and one."""
     spread = torch.randint(
-        -6, 1, (*shape[:-1], shape[-1] // 32), generator=torch.Generator().manual_seed(seed)
+        -binades, 1, (*shape[:-1], shape[-1] // 32), generator=torch.Generator().manual_seed(seed)
     )
     x = noise(*shape, seed=seed) * torch.exp2(spread.float()).to(DEVICE).repeat_interleave(32, -1)
     return QuantTensor.quantise(x, MXFP4)
@@ -207,7 +217,9 @@ def run(moe: Moe, x: Tensor, prepared: object, chosen: Tensor, weights: Tensor, 
 
 
 @pytest.mark.parametrize("folded", [False, True])
-@pytest.mark.parametrize(("rows", "width", "inner"), [(ROWS, WIDTH, INNER), (1, 96, 160), (70, 128, 64)])
+@pytest.mark.parametrize(
+    ("rows", "width", "inner"), [(ROWS, WIDTH, INNER), (1, 96, 160), (70, 128, 64), (21, 1056, 1024)]
+)
 def test_experts_equal_a_row_by_row_twin(moe: Moe, rows: int, width: int, inner: int, folded: bool) -> None:
     """prepare_experts keeps gate, up and down apart; the weight multiplies before the down projection.
 
@@ -235,10 +247,11 @@ def test_experts_equal_a_row_by_row_twin(moe: Moe, rows: int, width: int, inner:
     check(moe, "experts", out, want)
 
 
-def test_experts_of_a_row_are_its_own(moe: Moe) -> None:
+@pytest.mark.parametrize(("width", "inner"), WIDTHS)
+def test_experts_of_a_row_are_its_own(moe: Moe, width: int, inner: int) -> None:
     """A row's result does not depend on who shares its experts, nor on how many: 400 rows take larger blocks."""
-    prepared = moe.prepare_experts(*layer(192, 96, EXPERTS))
-    x, shared = noise(400, 192, seed=4).bfloat16(), noise(400, 192, seed=5).bfloat16()
+    prepared = moe.prepare_experts(*layer(width, inner, EXPERTS))
+    x, shared = noise(400, width, seed=4).bfloat16(), noise(400, width, seed=5).bfloat16()
     experts, weights = choice(400, EXPERTS, COUNT)
     together = run(moe, x, prepared, experts, weights, shared)
     for rows in (slice(0, 1), slice(20, 60), slice(399, 400)):
@@ -246,9 +259,10 @@ def test_experts_of_a_row_are_its_own(moe: Moe) -> None:
         assert torch.equal(alone, together[rows])
 
 
-def test_experts_of_a_row_of_nan_are_its_own(moe: Moe) -> None:
-    prepared = moe.prepare_experts(*layer(192, 96, EXPERTS))
-    x, shared = noise(40, 192, seed=4).bfloat16(), noise(40, 192, seed=5).bfloat16()
+@pytest.mark.parametrize(("width", "inner"), WIDTHS)
+def test_experts_of_a_row_of_nan_are_its_own(moe: Moe, width: int, inner: int) -> None:
+    prepared = moe.prepare_experts(*layer(width, inner, EXPERTS))
+    x, shared = noise(40, width, seed=4).bfloat16(), noise(40, width, seed=5).bfloat16()
     experts, weights = choice(40, EXPERTS, COUNT)
     clean = run(moe, x, prepared, experts, weights, shared)
     x[7] = float("nan")
@@ -294,10 +308,22 @@ def test_experts_at_released_shapes(
     check(moe, "experts", out, run(plain, x, _reference(w1, w3, w2), chosen, weights, shared))
 
 
-def test_experts_alone_can_be_forced_to_the_reference(moe: Moe) -> None:
+def test_scales_far_apart(moe: Moe) -> None:
+    """Groups of an output whose scales differ by up to 2^40: the small ones may be lost, the large ones may not."""
+    w1, w3, w2 = (stacked(*shape, seed=3, binades=40) for shape in (*2 * ((2, 1056, 1024),), (2, 1024, 1056)))
+    x, shared = noise(ROWS, 1024, seed=4).bfloat16(), noise(ROWS, 1024, seed=5).bfloat16()
+    experts, weights = choice(ROWS, 2, 2)
+    want = run(
+        choose_ops(DEVICE, kernels="reference").moe, x, _reference(w1, w3, w2), experts, weights, shared
+    )
+    check(moe, "experts", run(moe, x, moe.prepare_experts(w1, w3, w2), experts, weights, shared), want)
+
+
+@pytest.mark.parametrize(("width", "inner"), [(160, 96), (1056, 1024)])
+def test_experts_alone_can_be_forced_to_the_reference(moe: Moe, width: int, inner: int) -> None:
     """The reference takes what another row's ``prepare_experts`` made."""
-    w1, w3, w2 = layer(160, 96, EXPERTS)
-    x, shared = noise(ROWS, 160, seed=4).bfloat16(), noise(ROWS, 160, seed=5).bfloat16()
+    w1, w3, w2 = layer(width, inner, EXPERTS)
+    x, shared = noise(ROWS, width, seed=4).bfloat16(), noise(ROWS, width, seed=5).bfloat16()
     experts, weights = choice(ROWS, EXPERTS, COUNT)
     plain = choose_ops(DEVICE, kernels="reference").moe
     want = run(plain, x, _reference(w1, w3, w2), experts, weights, shared)

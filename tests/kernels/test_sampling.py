@@ -125,7 +125,7 @@ def test_a_chain_is_the_best_token_of_each_place(ops: Sampling, vocabulary: int,
             logits_RKV.to(DEVICE),
             anchor_R=anchor_R.to(DEVICE),
             embedding_VM=embedding_VM.to(DEVICE),
-            weight=weight_VM.to(DEVICE),
+            weight=weight_VM.repeat(1, 2).to(DEVICE)[:, :rank],  # rows lie apart, as prepared ones may
             places=count,
         )
         assert torch.equal(given.cpu(), torch.stack(expected[:count], dim=1))

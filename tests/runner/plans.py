@@ -42,10 +42,9 @@ class Hand:
             facts,
             model=runner._model,
             batches=runner._batches,
-            device=runner._device,
             vocabulary=runner._vocabulary,
             drafter=runner.drafter,
-            costs=runner._costs,
+            costs=runner._host._costs,
         )
         self.size = facts.cache.block_size
         self.window = facts.sliding_window

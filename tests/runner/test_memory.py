@@ -110,3 +110,11 @@ def test_the_drafter_counts_only_where_drafts_are_made() -> None:
     without = msgspec.structs.replace(engine(), speculative=None)
     names = plan_memory(RELEASED, without, layout=WHOLE, on_gpu=True).device
     assert "weights: drafter" not in names
+
+
+def test_experts_that_are_put_in_have_their_memory() -> None:
+    """Only where somebody asks for them: rows of all layers, what a step makes them of, loads that are kept."""
+    plain = plan_memory(RELEASED, engine(), layout=WHOLE, on_gpu=True).device
+    uniform = plan_memory(RELEASED, engine(routing="uniform"), layout=WHOLE, on_gpu=True).device
+    assert "expert routing" not in plain
+    assert 10 << 20 < uniform["expert routing"] < 1 << 30

@@ -4,6 +4,8 @@ The witness hears what the experts op is called with, layer by layer, and knows 
 """
 
 import random
+import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +19,12 @@ from flashstep.config.errors import ConfigError
 from flashstep.config.speculative import DraftSampleMethod, SpeculativeOptions
 from flashstep.engine.engine import Engine
 from flashstep.kernels import Ops, choose_ops
-from flashstep.parallel.balance import scaled, uniform
-from flashstep.parallel.loads import Loads, Moe, read
+from flashstep.parallel.balance import part_loads, uniform
+from flashstep.parallel.loads import Header, Loads, LoadsWriter, Moe, StepLoads, read
 from flashstep.request import Request, SamplingParams
 from flashstep.runner.build import Built, build
 from flashstep.runner.decode import Form
+from flashstep.runner.sources import Recorded
 from flashstep.weights.dummy import write_dummy
 from tests.runner.conftest import write_tokenizer
 from tests.runner.test_runner import prompt
@@ -189,11 +192,64 @@ def test_recorded_loads_are_replayed(
     if speculative is None:
         for one, other in zip(told.steps, again.steps, strict=True):
             assert one.rows == other.rows and (one.target == other.target).all()
-    chosen = told.header.target.chosen
-    for number, step in enumerate(again.steps):
-        wanted = scaled(told.steps[number % len(told.steps)].target, rows=step.rows, chosen=chosen)
-        if speculative is None:
-            assert (step.target == wanted).all()
+    replayed = built.runner.routing.replayed
+    assert replayed is not None and replayed.doubt is None
+    if speculative is None:
+        assert set(replayed.worked_out) == {"equal"}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 12])
+def test_recorded_loads_of_other_rows_invent_no_skew(
+    make: Callable[..., tuple[Built, Witness]], tmp_path: Path, rows: int
+) -> None:
+    """Recorded at 4 rows a step and replayed at fewer and more: all parts' shares are those of the recording."""
+    file = tmp_path / "loads"
+    moe = Moe(4, 16, 2)
+    writer = LoadsWriter(file, Header(model="m", target=moe, draft=None, layout="whole", routing="real"))
+    chance = np.random.default_rng(1)
+    for number in range(40):
+        chosen = [[chance.permutation(16)[:2] for _ in range(4)] for _ in range(4)]
+        counts_LE = np.array([np.bincount(np.concatenate(layer), minlength=16) for layer in chosen])
+        writer.write(StepLoads(number, 4, counts_LE, None))
+    steps = read(file).steps
+    source = Recorded(moe, lambda number: steps[number].target, period=40, seed=0)
+    found = [source.loads(number, rows, slice(0, 4)) for number in range(40)]
+    shares_P = part_loads(np.sum(found, axis=0), parts=8).sum(0) / (40 * 4 * rows * 2)
+    assert np.abs(shares_P - 1 / 8).max() < 0.04
+    touched = np.mean([(counts_LE > 0).sum(1).mean() for counts_LE in found])
+    assert touched == pytest.approx(16 * (1 - (1 - 2 / 16) ** rows), rel=0.05)
+    assert source.doubt is None and set(source.worked_out) == {"added" if rows == 12 else "drawn"}
+
+
+def test_too_few_recorded_rows_are_repeated_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    counts_LE = np.array([[2, 2, 0, 0]])
+    source = Recorded(Moe(1, 4, 2), lambda _: counts_LE, period=3, seed=0)
+    assert source.loads(0, 12, slice(0, 1)).tolist() == [[12, 12, 0, 0]]
+    assert (
+        source.doubt is not None and "12 rows has the loads of 3 recorded steps with 6 rows" in source.doubt
+    )
+    assert source.worked_out == {"repeated": 1}
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else(
+    make: Callable[..., tuple[Built, Witness]], tmp_path: Path
+) -> None:
+    file = tmp_path / "loads"
+    built, _ = make(record_expert_loads=file)
+    wanted = run(make()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 700, hard))
+        assert run(built) == wanted
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    loads = read(file)
+    assert 0 < len(list(loads.steps)) < built.runner.routing.steps and not loads.cut
+    assert built.runner.balancedness is not None
+    with pytest.raises(ConfigError, match="/dev/full: No space left"):
+        make(record_expert_loads=Path("/dev/full"))
 
 
 def test_rows_that_stop_at_the_last_source_leave_loads_exact(

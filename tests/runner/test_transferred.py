@@ -82,7 +82,7 @@ def test_handed_over_is_computed(
     """Odd and even lengths, inside one window and far beyond it: windows, entries, index keys, tails and draft windows."""
     built = make(hit_policy=policy, speculative=speculative)
     engine = Engine(built.runner, seed=0)
-    built.runner.filled = handed = HandedOver(built, source=0)
+    built.runner._filled = handed = HandedOver(built, source=0)
     lengths = (2, 3, 9, 20, 65)
     for length in lengths:
         built.pool.poison()

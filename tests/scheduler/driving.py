@@ -10,8 +10,8 @@ from flashstep.config.scheduler import SchedulerConfig
 from flashstep.config.speculative import Speculation
 from flashstep.request import FinishReason, Request, SamplingParams
 from flashstep.scheduler.progress import Progress
-from flashstep.scheduler.scheduler import MAX_IN_FLIGHT, Scheduler
-from flashstep.step import StepPlan, StepResult
+from flashstep.scheduler.scheduler import Scheduler
+from flashstep.step import MAX_IN_FLIGHT, StepPlan, StepResult
 from tests.scheduler.fake_runner import EOS, FakeRunner, expected
 
 

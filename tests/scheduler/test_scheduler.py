@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from flashstep.config.cache import HitPolicy
 from flashstep.config.speculative import Speculation
 from flashstep.request import FinishReason
+from flashstep.step import rows_ahead
 from tests.scheduler.driving import Rig, request
 
 
@@ -53,7 +54,7 @@ def test_any_sequence_of_events_gives_the_tokens_of_a_sequential_run(
 ):
     chance = random.Random(seed)
     max_model_len = 40
-    ahead = 0 if drafts is None else 2 * drafts + 1
+    ahead = rows_ahead(drafts or 0) - 1
     rig = Rig(
         num_blocks=-(-max_model_len // block_size) + spare_blocks,
         num_window_blocks=-(-(window + ahead) // block_size) + 2 + spare_window,
@@ -733,6 +734,52 @@ def test_what_is_cached_here_does_not_come_from_outside():
     stats = rig.scheduler.stats()
     assert stats.transferred_tokens == 2 + 29 and stats.cached_tokens == stats.prefix_hits == 48
     assert cached(rig, "near") == cached(rig, "far") == 24
+
+
+@pytest.mark.parametrize("length", [40, 41, 42, 43])
+def test_bounded_hits_are_left_alone_where_a_cache_comes(length):
+    """Also where they are as long as what comes: no window is replayed beside a true one."""
+    rig = Rig(hit_policy=HitPolicy.BOUNDED, block_size=4, window=8)
+    for name in "ab":
+        rig.add(request(name, prompts(1, length)[0], 3, ignore_eos=True, transferred=length - 1))
+        rig.finish()
+    rig.check_outputs()
+    stats = rig.scheduler.stats()
+    assert stats.transferred_tokens == rig.runner.transferred == 2 * (length - 1)
+    assert stats.cached_tokens == stats.replayed_tokens == stats.prefix_hits == 0
+
+
+def test_who_is_preempted_before_the_first_token_has_computed_its_prompt():
+    """A chunk of it has run; the urgent request then takes its blocks."""
+    rig = Rig(
+        num_blocks=12, num_window_blocks=20, max_model_len=48, max_num_batched_tokens=4, max_num_seqs=2,
+        enable_prefix_caching=False, policy="priority",
+    )  # fmt: skip
+    rig.add(request("urgent", prompts(1, 13)[0], 34, ignore_eos=True, priority=0))
+    for _ in range(4):
+        rig.step()
+    rig.add(request("r", prompts(1, 30)[0], 4, ignore_eos=True, transferred=8, priority=1))
+    rig.step()
+    assert rig.runner.transferred == 8
+    rig.finish()
+    rig.check_outputs()
+    assert rig.told["r"].outputs[-1].preemptions == 1
+    (told,) = {output.transferred_tokens for output in rig.told["r"].outputs} - {None}
+    assert told == rig.scheduler.stats().transferred_tokens == 0
+
+
+def test_who_is_let_in_has_room_for_the_rows_of_two_steps_in_flight():
+    """Window blocks for three of four, counted as ``cache.budget`` counts them: the fourth waits and preempts nobody."""
+    size, window = 4, 8
+    each = -(-(window + rows_ahead(0) - 1) // size) + 1
+    rig = Rig(
+        block_size=size, window=window, num_blocks=300, num_window_blocks=3 * each, max_num_seqs=4,
+        max_num_batched_tokens=32, enable_prefix_caching=False,
+    )  # fmt: skip
+    rig.add(*(request(f"r{n}", p, 60, ignore_eos=True) for n, p in enumerate(prompts(8, 16))))
+    rig.finish()
+    rig.check_outputs()
+    assert rig.scheduler.stats().preemptions == 0
 
 
 def test_a_preempted_request_computes_what_was_handed_over_to_it():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashstep.cache.prefix import MISS, Chain, Hit
+from flashstep.cache.prefix import NO_PREFIX, Chain, Prefix
 from flashstep.scheduler.states import Job, State, Tables
 from tests.scheduler.driving import request
 
@@ -14,7 +14,7 @@ def job(prompt=(5, 6, 7), limit: int = 4) -> Job:
 def test_a_job_runs_through_its_states():
     one = job()
     assert (one.state, one.wanted, one.tables) == (State.WAITING, 3, None)
-    one.admit(Tables(2, hit=MISS), hit=MISS, now=1.0)
+    one.admit(Tables(2, prefix=NO_PREFIX), prefix=NO_PREFIX, now=1.0)
     assert not one.plan_rows(2, step=0)
     assert (one.state, one.wanted) == (State.PREFILLING, 1)
     assert one.plan_rows(1, step=1)
@@ -28,7 +28,7 @@ def test_a_job_runs_through_its_states():
 
 def test_a_preempted_job_has_everything_to_compute_again_and_owns_nothing():
     one = job()
-    one.admit(Tables(0, hit=MISS), hit=MISS, now=1.0)
+    one.admit(Tables(0, prefix=NO_PREFIX), prefix=NO_PREFIX, now=1.0)
     one.plan_rows(3, step=0)
     one.preempt()
     assert (one.state, one.tables, one.computed, one.wanted, one.preemptions) == (
@@ -38,21 +38,21 @@ def test_a_preempted_job_has_everything_to_compute_again_and_owns_nothing():
         4,
         1,
     )
-    hit = Hit(tokens=4, blocks=(7,), window_blocks=(3,))
-    one.admit(Tables(1, hit=hit), hit=hit, now=5.0)
+    prefix = Prefix(tokens=4, blocks=(7,), window_blocks=(3,))
+    one.admit(Tables(1, prefix=prefix), prefix=prefix, now=5.0)
     assert (one.computed, one.registered, one.admitted_at, one.cached_tokens) == (4, 1, 1.0, 0)
 
 
 def test_a_bounded_hit_starts_a_window_before_its_end():
     one = job(tuple(range(20)))
-    hit = Hit(tokens=16, blocks=(1, 2, 3, 4), window_base=2, replay=8)
-    one.admit(Tables(0, hit=hit), hit=hit, now=0.0)
+    prefix = Prefix(tokens=16, blocks=(1, 2, 3, 4), window_base=2, replay=8)
+    one.admit(Tables(0, prefix=prefix), prefix=prefix, now=0.0)
     assert (one.computed, one.cached_tokens, one.replayed_tokens, one.tables.window_end) == (8, 16, 8, 2)
 
 
 def test_a_job_is_exhausted_by_what_is_known_and_what_is_planned():
     one = job(limit=2)
-    one.admit(Tables(0, hit=MISS), hit=MISS, now=0.0)
+    one.admit(Tables(0, prefix=NO_PREFIX), prefix=NO_PREFIX, now=0.0)
     one.plan_rows(3, step=0)
     assert not one.exhausted
     one.plan_rows(1, step=1)
@@ -68,16 +68,16 @@ def test_moves_out_of_order_are_assertions(move):
         elif move == "preempt":
             one.preempt()
         elif move == "admit":
-            one.admit(Tables(0, hit=MISS), hit=MISS, now=0.0)
-            one.admit(Tables(0, hit=MISS), hit=MISS, now=0.0)
+            one.admit(Tables(0, prefix=NO_PREFIX), prefix=NO_PREFIX, now=0.0)
+            one.admit(Tables(0, prefix=NO_PREFIX), prefix=NO_PREFIX, now=0.0)
         else:
             one.finish()
             one.finish()
 
 
 def test_tables_tell_each_block_once_and_slide():
-    hit = Hit(tokens=8, blocks=(1, 2), window_blocks=(8,), window_base=1)
-    tables = Tables(0, hit=hit)
+    prefix = Prefix(tokens=8, blocks=(1, 2), window_blocks=(8,), window_base=1)
+    tables = Tables(0, prefix=prefix)
     tables.blocks += [3]
     tables.window += [9]
     assert tables.news() == ((1, 2, 3), (8, 9))

@@ -312,6 +312,7 @@ def outcome(request_id: str, reason: str, **changes: Any) -> Outcome:
         "prompt_tokens": 6,
         "cached_tokens": 4,
         "completion_tokens": 5,
+        "transferred_tokens": 0,
         "max_tokens": 7,
         "temperature": 1.0,
         "top_p": 1.0,

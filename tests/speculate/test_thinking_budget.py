@@ -124,7 +124,7 @@ def test_only_steps_near_the_limit_wait_for_the_host(
     engine = make_engine()
     runner = engine._runner
     by_itself, on_host = [], []
-    launch, run = runner._launch_decoding, runner._run
+    launch, run = runner._launch_decoding, runner._host.run
 
     def counted_launch(plan: object, decode: object) -> object:
         by_itself.append(plan)
@@ -134,7 +134,7 @@ def test_only_steps_near_the_limit_wait_for_the_host(
         on_host.append(plan)
         return run(plan)
 
-    runner._launch_decoding, runner._run = counted_launch, counted_run
+    runner._launch_decoding, runner._host.run = counted_launch, counted_run
     constraint = Constraint(after=prompt.reasoning_end, limit=20)
     params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, seed=8, constraint=constraint)
     (outputs,) = engine.generate([Request(id="r", prompt=prompt.ids, params=params)]).values()

@@ -17,7 +17,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """``rate`` sessions a second; inf is all at once.
 
     Gaps are gamma with shape ``burstiness`` and the rate's mean: 1 is Poisson, less is burstier, more is more even. With a
-    ``ramp`` the rate goes from ``start_rate`` to ``end_rate`` along the plan, and ``rate`` counts for nothing.
+    ``ramp`` the rate goes from ``start_rate`` to ``end_rate`` along the plan's time, and ``rate`` counts for nothing.
     """
 
     rate: float = math.inf
@@ -48,29 +48,38 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
             )
         return wrong
 
-    def rate_at(self, progress: float) -> float:
-        """Sessions a second where ``progress`` (0 to 1) of the plan is behind us."""
-        if self.ramp is None:
-            return self.rate
-        progress = min(1.0, progress)
-        if self.ramp == "linear":
-            return self.start_rate + (self.end_rate - self.start_rate) * progress
-        return self.start_rate * (self.end_rate / self.start_rate) ** progress
-
     def times(
         self, rng: np.random.Generator, *, number: int | None, duration_s: float | None
     ) -> Iterator[float]:
         """Seconds after the start, ascending: ``number`` of them, before ``duration_s``; one of both is given at least.
 
-        A ramp's progress is by ``duration_s`` where that is given, else by ``number``.
+        Gaps of mean 1 go through the inverse of the cumulative rate, so that a ramp sends what its rates say. It ends at
+        ``duration_s`` where that is given, else where ``number`` are due, and the last rate goes on behind it.
         """
-        at_s, sent = 0.0, 0
+        due, sent = 0.0, 0
+        over_s = 0.0 if self.ramp is None else duration_s or (number or 1) / self._mean_rate()
         while number is None or sent < number:
-            progress = at_s / duration_s if duration_s else sent / max(1, (number or 1) - 1)
-            rate = self.rate_at(progress)
-            if rate != math.inf:
-                at_s += rng.gamma(self.burstiness, 1.0 / (rate * self.burstiness))
+            due += rng.gamma(self.burstiness, 1.0 / self.burstiness)
+            at_s = due / self.rate if self.ramp is None else self._when(due, over_s)
             if duration_s is not None and at_s >= duration_s:
                 return
             yield at_s
             sent += 1
+
+    def _mean_rate(self) -> float:
+        """Over the time of the ramp."""
+        first, last = self.start_rate, self.end_rate
+        if self.ramp == "linear" or first == last:
+            return (first + last) / 2
+        return (last - first) / math.log(last / first)
+
+    def _when(self, due: float, over_s: float) -> float:
+        """Seconds after the start at which a ramp of ``over_s`` has sent ``due`` sessions."""
+        first, last = self.start_rate, self.end_rate
+        ramped = self._mean_rate() * over_s
+        if due >= ramped:
+            return over_s + (due - ramped) / last
+        if self.ramp == "linear":
+            return 2 * due / (first + math.sqrt(first**2 + 2 * due * (last - first) / over_s))
+        growth = math.log(last / first) / over_s
+        return math.log1p(growth * due / first) / growth if growth else due / first

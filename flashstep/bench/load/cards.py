@@ -4,15 +4,29 @@ Takes the body of the answer, or None; gives nothing where it cannot be read. Kn
 """
 
 import json
+from typing import Any
+
+ACCEPTANCE = "synthetic acceptance"
 
 
-def falsified_by(listed: bytes | None) -> dict[str, tuple[str, ...]]:
-    """By model, in the server's order: "synthetic acceptance", "uniform routing", "filled cache" (``EngineConfig.falsifies``).
-
-    Only flashstep says such things; for any other server they are empty, which says nothing.
-    """
+def cards(listed: bytes | None) -> dict[str, dict[str, Any]]:
+    """Each model's card, by its name and in the server's order."""
     try:
-        cards = json.loads(listed or b"{}").get("data", [])
-        return {str(card["id"]): tuple(map(str, card.get("falsified_by", ()))) for card in cards}
-    except (ValueError, AttributeError, TypeError, KeyError):
+        return {str(card["id"]): dict(card) for card in json.loads(listed or b"{}").get("data", [])}
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
         return {}
+
+
+def reasons(card: Any) -> tuple[str, ...]:
+    """Why ``card``'s texts are wrong on purpose: "synthetic acceptance", "uniform routing" (``EngineConfig.falsifies``).
+
+    Only flashstep says such things; for any other server there are none, which says nothing.
+    """
+    told = card.get("falsified_by") if isinstance(card, dict) else None
+    return tuple(map(str, told)) if isinstance(told, list) else ()
+
+
+def falsified_by(card: Any, *, synthetic: bool) -> tuple[str, ...]:
+    """The ``reasons`` of a run; ``synthetic``: drafts were counted under the name of those that stand by lot."""
+    told = reasons(card)
+    return (ACCEPTANCE, *told) if synthetic and ACCEPTANCE not in told else told

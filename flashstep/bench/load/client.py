@@ -6,24 +6,40 @@ statistics.
 """
 
 import asyncio
+import base64
+import contextlib
 import errno
-import os
+import resource
 import time
 from collections.abc import Mapping
 from itertools import pairwise
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
 import msgspec
 
-from flashstep.bench.load.events import DONE, EventReader, MalformedEvent, Piece, Usage, read_piece, told
+from flashstep.bench.load.cards import cards
+from flashstep.bench.load.causes import shown, why, words_of
+from flashstep.bench.load.events import DONE, EventReader, MalformedEvent, Piece, Usage, read_piece
 
 # Idle connections are closed before servers close them (uvicorn: 5 s), so that no request meets a closing one.
 KEEP_ALIVE_S = 3.0
 BODY_BYTES = 64 << 10  # of an answer that is no stream: enough for its reason
+END_WITHIN_S = 0.1  # after [DONE]: then the connection serves again; a server that does not end it loses it
+OUT_OF_FILES = {errno.EMFILE, errno.ENFILE}
+AWAY_AFTER = 20  # requests in a row that did not reach the server: it is gone, and the rest of a plan would only fail too
 Fault = Literal[
-    "unreachable", "status", "not a stream", "malformed", "error event", "cut off", "timeout", "interrupted"
+    "unreachable",
+    "out of files",
+    "status",
+    "not a stream",
+    "malformed",
+    "error event",
+    "cut off",
+    "timeout",
+    "interrupted",
 ]
 TokenSource = Literal["usage", "events"]
 
@@ -60,8 +76,8 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     ``sent_s`` is just before the request goes out (a new connection's set-up is inside); ``first_s`` and ``last_s`` are the
     first and last chunk of content (E15), None without any; ``ended_s`` is the end of the answer or of the try.
     ``output_tokens`` are never guessed: ``tokens_from`` "usage" is the server's final count, "events" the sum of what every
-    content event listed, and None is no count. ``fault`` is "" for a whole answer; ``error`` is then its sentence. ``status``
-    is 0 where no answer began.
+    content event listed, and None is no count. ``fault`` is "" for a whole answer; ``error`` is its sentence, else. ``status``
+    is 0 where no answer began. ``unread`` says what of a whole answer was against the format and is left out.
     """
 
     key: str
@@ -81,6 +97,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 0
     fault: Fault | Literal[""] = ""
     error: str = ""
+    unread: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -98,7 +115,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def itl_s(self) -> float | None:
-        """E16: (request latency - TTFT) / (output tokens - 1); None below two tokens, or where they were not counted."""
+        """E16, and E13's TPOT: (request latency - TTFT) / (output tokens - 1); None below two tokens, or not counted."""
         if (
             self.first_s is None
             or self.last_s is None
@@ -107,11 +124,6 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
         ):
             return None
         return (self.last_s - self.first_s) / (self.output_tokens - 1)
-
-    @property
-    def tpot_s(self) -> float | None:
-        """E13's time per output token: the same quantity as E16's ITL, under vLLM's name."""
-        return self.itl_s
 
     @property
     def gaps_s(self) -> tuple[float, ...]:
@@ -124,8 +136,23 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(chunk.at_s for chunk in self.chunks if chunk.is_content)
 
 
+class Page(NamedTuple):
+    """What a GET gave. ``status`` is 0 where no answer came; ``why`` is then the reason, else the server's own words where it
+    refused."""
+
+    status: int
+    body: bytes
+    why: str
+
+
+def bare(answered: Answered) -> Answered:
+    """What figures need of it: a long run has millions of chunks, and they are in the raw file."""
+    return msgspec.structs.replace(answered, chunks=(), text="", reasoning="", tool_text="")
+
+
 class Client:
-    """Connections to one server. ``base_url`` is with or without /v1; ``timeout_s`` is for one whole answer.
+    """Connections to one server. ``base_url`` is with or without /v1, and a user and password in it go into a header;
+    ``timeout_s`` is for one whole answer.
 
     ``connections`` None sets no limit: a request never waits for one of ours, so that its time is the server's. Used as
     ``async with Client(...) as client``. ``headers`` go with every request; ``api_key`` as a bearer token.
@@ -140,9 +167,7 @@ class Client:
         connections: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.root = base_url.rstrip("/").removesuffix("/v1")
-        if not self.root.startswith(("http://", "https://")):
-            raise ValueError(f"--url is {base_url!r}; it begins with http:// or https://")
+        self.root, user = without_user(base_url)
         self._timeout_s = timeout_s
         self._limit = connections or 0
         self._headers = {
@@ -150,12 +175,15 @@ class Client:
             "Content-Type": "application/json",
             **(headers or {}),
         }
+        if user:
+            self._headers["Authorization"] = "Basic " + base64.b64encode(unquote(user).encode()).decode()
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._open: set[asyncio.Timeout] = set()
         self._interrupted = False
 
     async def __aenter__(self) -> Self:
+        _raise_file_limit()
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             connector=aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=KEEP_ALIVE_S),
@@ -181,13 +209,16 @@ class Client:
                 finally:
                     self._open.discard(deadline)
         except TimeoutError:
+            if answer.is_done:
+                return answer.finished(answer.fault, answer.error)
             if self._interrupted:
                 return answer.finished("interrupted", "interrupted")
             return answer.finished("timeout", f"no end within {self._timeout_s:g} s")
         except aiohttp.ClientConnectorError as error:
-            return answer.finished("unreachable", f"{self.root} cannot be reached: {_why(error.os_error)}")
+            fault = "out of files" if getattr(error, "errno", None) in OUT_OF_FILES else "unreachable"
+            return answer.finished(fault, f"{self.root} cannot be reached: {why(error)}")
         except (aiohttp.ClientError, OSError) as error:
-            return answer.finished("cut off", f"the connection broke: {str(error) or type(error).__name__}")
+            return answer.finished("cut off", f"the connection broke: {why(error)}")
         except MalformedEvent as error:
             return answer.finished("malformed", f"the server sent what is no event: {error}")
         return answer.finished(answer.fault, answer.error)
@@ -199,29 +230,26 @@ class Client:
         for deadline in self._open:
             deadline.reschedule(now)
 
-    async def get(self, path: str, *, within_s: float = 10.0) -> bytes | None:
+    async def get(self, path: str) -> bytes | None:
         """The body of a GET that the server answers with 200, else None."""
-        status, body = await self._get(path, within_s)
-        return body if status == 200 else None
+        page = await self.page(path)
+        return page.body if page.status == 200 else None
 
-    async def status(self, path: str, *, within_s: float = 10.0) -> int:
-        """The status of a GET; 0 where no answer came."""
-        return (await self._get(path, within_s))[0]
-
-    async def _get(self, path: str, within_s: float) -> tuple[int, bytes]:
+    async def page(self, path: str, *, within_s: float = 10.0) -> Page:
+        """What a GET gives, whatever it is."""
         try:
             async with asyncio.timeout(within_s), self._session.get(self.root + path) as response:
-                return response.status, await response.read()
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            return 0, b""
+                body = await response.read()
+        except TimeoutError:
+            return Page(0, b"", f"no answer within {within_s:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return Page(0, b"", shown(why(error)))
+        status = response.status
+        return Page(status, body, "" if status == 200 else shown(f"HTTP {status}: {words_of(body)}"))
 
     async def models(self) -> list[str]:
         """What /v1/models lists; empty where it lists nothing that can be read."""
-        body = await self.get("/v1/models")
-        try:
-            return [] if body is None else [card.id for card in _decode_models(body).data]
-        except msgspec.DecodeError:
-            return []
+        return list(cards(await self.get("/v1/models")))
 
     async def _exchange(self, call: Call, answer: "_Answer") -> None:
         data = msgspec.json.encode(call.body)  # before the clock starts: a long prompt takes a while
@@ -240,17 +268,6 @@ class Client:
                 )
             else:
                 await answer.read(response.content)
-
-
-class _Card(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Card]
-
-
-_decode_models = msgspec.json.Decoder(_Models).decode
 
 
 class _Answer:
@@ -272,22 +289,30 @@ class _Answer:
         self._counted = 0  # output tokens that events told of so far
         self._unlisted = False  # a content event said nothing of its tokens
         self._finish_reason: str | None = None
-        self._done = False
+        self._unread = ""
+        self._ended_s: float | None = None
+        self.is_done = False
 
     async def read(self, content: aiohttp.StreamReader) -> None:
-        """All events until the server ends the answer."""
+        """All events until [DONE] or an error, or until the server ends the answer without them."""
         reader = EventReader()
         clock = time.perf_counter
-        while received := await content.readany():
+        while not self.is_done and (received := await content.readany()):
             now = clock()
             for data in reader.feed(received):
                 if data == DONE:
-                    self._done = True
-                else:
-                    self._take(read_piece(data), now, len(data))
-        if not self.fault and not self._done and self._finish_reason is None:
-            self.fault = "cut off"
-            self.error = "the stream ended without a finish reason and without [DONE]"
+                    self.is_done, self._ended_s = True, now
+                    break
+                self._take(read_piece(data), now, len(data))
+                if self.fault:  # an error event: nothing comes behind it
+                    self.is_done, self._ended_s = True, now
+                    break
+        if not self.fault and self._finish_reason is None:
+            self.fault, self.error = "cut off", "the stream ended without a finish reason"
+        if self.is_done:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_WITHIN_S):
+                    await content.readany()
 
     def _take(self, piece: Piece, now: float, size: int) -> None:
         if piece.error and not self.fault:
@@ -304,6 +329,7 @@ class _Answer:
             if piece.tool:
                 self._tool_text.append(piece.tool)
         self._finish_reason = piece.finish_reason or self._finish_reason
+        self._unread = self._unread or piece.unread
         self._chunks.append(Chunk(now, self._count(piece), is_content, size))
 
     def _count(self, piece: Piece) -> int | None:
@@ -326,7 +352,7 @@ class _Answer:
         return Answered(
             key=self.key,
             sent_s=self.sent_s,
-            ended_s=time.perf_counter(),
+            ended_s=time.perf_counter() if self._ended_s is None else self._ended_s,
             first_s=self._first_s,
             last_s=self._last_s,
             chunks=tuple(self._chunks),
@@ -340,21 +366,30 @@ class _Answer:
             finish_reason=self._finish_reason,
             status=self.status,
             fault=fault,
-            error=error,
+            error=shown(error),
+            unread=shown(self._unread),
         )
 
 
-def _why(error: OSError) -> str:
-    """In the words of the system where it has some."""
-    number = error.errno
-    return os.strerror(number) if number is not None and number in errno.errorcode else str(error)
+def without_user(url: str) -> tuple[str, str]:
+    """The root of a server's ``url`` without /v1, and the "user:password" that stood in it, or ""; ``ValueError``."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"--url is {url!r}; it begins with http:// or https://")
+    root = url.rstrip("/").removesuffix("/v1")
+    user, sign, host = urlsplit(root).netloc.rpartition("@")
+    return root.replace(f"{user}{sign}{host}", host, 1), user
+
+
+def _raise_file_limit() -> None:
+    """A request under way is an open file: as many as the system allows this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _reason(response: aiohttp.ClientResponse) -> str:
     """The server's own sentence, or the beginning of its words where it sent no JSON."""
-    raw = await response.content.read(BODY_BYTES)
-    try:
-        body = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        return raw.decode(errors="replace")[:200]
-    return told(body.get("error", body) if isinstance(body, dict) else body)[:500]
+    raw = bytearray()
+    while len(raw) < BODY_BYTES and (more := await response.content.readany()):
+        raw += more
+    return words_of(bytes(raw))

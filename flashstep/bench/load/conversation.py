@@ -5,7 +5,9 @@ the next prompt never depends on it (H8). Takes a ``Session`` and ``Words``; giv
 """
 
 import hashlib
+import itertools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,20 +27,17 @@ class Segment(NamedTuple):
     tail: int
 
 
-def segments(stream: Stream, block_tokens: int) -> list[tuple[Segment, ...]]:
-    """The messages of each turn, as places in its prompt.
+def segments(stream: Stream, block_tokens: int) -> Iterator[tuple[Segment, ...]]:
+    """The messages of one turn after another, as places in its prompt; made as they are asked for, since each has all before it.
 
     From one turn to the next, what both prompts begin with stays as it was; of the rest, as much as the last answer had is the
     assistant's, in whole blocks, and what remains is the user's, who always has the last word.
     """
-    found: list[tuple[Segment, ...]] = []
-    last: Turn | None = None
-    for turn in stream.turns:
-        found.append(
-            _first(stream, block_tokens) if last is None else _next(found[-1], last, turn, block_tokens)
-        )
-        last = turn
-    return found
+    parts = _first(stream, block_tokens)
+    yield parts
+    for last, turn in itertools.pairwise(stream.turns):
+        parts = _next(parts, last, turn, block_tokens)
+        yield parts
 
 
 def _parts(turn: Turn, block_tokens: int) -> tuple[int, int]:
@@ -61,7 +60,11 @@ def _next(before: tuple[Segment, ...], last: Turn, turn: Turn, block_tokens: int
     """The messages of ``turn``, behind those of ``last``."""
     full, tail = _parts(turn, block_tokens)
     common = min(shared(last.blocks, turn.blocks), full)
-    kept = [part._replace(last=min(part.last, common), tail=0) for part in before if part.first < common]
+    kept = [
+        part if part.last <= common and not part.tail else part._replace(last=min(part.last, common), tail=0)
+        for part in before
+        if part.first < common
+    ]
     asked = any(part.role == "user" for part in kept)
     answer = min(math.ceil(last.output_tokens / block_tokens), full - common) if asked else 0
     if answer and answer == full - common and not tail:
@@ -88,7 +91,7 @@ class Prompts:
         self._words = words
         self._run = run
         self._mark = "" if rid is None else f"[rid:{rid}]\n\n"
-        self._segments = [segments(stream, session.block_tokens) for stream in session.streams]
+        self._at: dict[int, tuple[int, Iterator[tuple[Segment, ...]], tuple[Segment, ...]]] = {}
         self._texts: dict[int, str] = {}
 
     def messages(self, place: Place) -> list[dict[str, str]]:
@@ -97,11 +100,22 @@ class Prompts:
         if turn.messages:
             made = [{"role": message.role, "content": message.content} for message in turn.messages]
         else:
-            parts = self._segments[place.stream][place.turn]
+            parts = self._parts(place)
             made = [{"role": part.role, "content": self._content(part, turn.blocks, place)} for part in parts]
         asked = next((message for message in made if message["role"] == "user"), made[0])
         asked["content"] = self._mark + asked["content"]
         return made
+
+    def _parts(self, place: Place) -> tuple[Segment, ...]:
+        """Of one turn: turns come one after another, and only for an earlier one it is all made again."""
+        stream = self._session.streams[place.stream]
+        at, following, parts = self._at.get(place.stream, (-1, iter(()), ()))
+        if at < 0 or place.turn < at:
+            at, following = -1, segments(stream, self._session.block_tokens)
+        while at < place.turn:
+            at, parts = at + 1, next(following)
+        self._at[place.stream] = at, following, parts
+        return parts
 
     def _content(self, part: Segment, blocks: tuple[int, ...], place: Place) -> str:
         text = "".join([self._block(block) for block in blocks[part.first : part.last]])
@@ -122,11 +136,10 @@ class Prompts:
 
 def _text(words: Words, tokens: int, key: str) -> str:
     """Equal keys give equal text, in every process."""
-    return words.text(tokens, np.random.default_rng(_number(key)))
-
-
-def _number(key: str) -> int:
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+    drawn = hashlib.shake_256(key.encode()).digest(
+        2 * tokens
+    )  # a prompt has thousands of keys: no generator is as quick
+    return words.spelled(np.frombuffer(drawn, dtype="<u2") % len(words.words))
 
 
 def rid(run: str, session: str, replay: int) -> str:

@@ -8,17 +8,18 @@ no terminal.
 
 import asyncio
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import msgspec
 
 from flashstep.bench.load.bodies import Shape
-from flashstep.bench.load.client import Answered, Client
+from flashstep.bench.load.client import AWAY_AFTER, Answered, Client
 from flashstep.bench.load.prompts import Session
 
-AWAY_AFTER = 20  # requests in a row that did not reach the server: it is gone, and the rest of the plan would only fail too
+AHEAD = 64  # sessions that are made before they are due, in a thread: a long prompt takes a while
 Stream = Literal["run", "warm-up", "probe"]
 
 
@@ -68,16 +69,22 @@ class Drive:
 
     async def run(self, plan: Iterable[tuple[float, Session]]) -> None:
         """Send ``plan``, sessions with seconds after now, and wait for every answer."""
+        made = iter(plan)
+        ahead = await _some(made)
         start_s = time.perf_counter()
         self._until_s = None if self._duration_s is None else start_s + self._duration_s
         async with asyncio.TaskGroup() as group:
-            for at_s, session in plan:
-                await self._sleep_until(start_s + at_s)
-                if self._slots is not None:
-                    await self._slots.acquire()
-                if self._is_over():
-                    return
-                group.create_task(self._session(session, start_s + at_s))
+            while ahead:
+                following = asyncio.create_task(_some(made))
+                for at_s, session in ahead:
+                    await self._sleep_until(start_s + at_s)
+                    if self._slots is not None:
+                        await self._slots.acquire()
+                    if self._is_over():
+                        await following
+                        return
+                    group.create_task(self._session(session, start_s + at_s))
+                ahead = await following
 
     def _is_over(self) -> bool:
         return self._stop.is_set() or (self._until_s is not None and time.perf_counter() >= self._until_s)
@@ -129,3 +136,7 @@ class Drive:
                 f"the server is gone: {AWAY_AFTER} requests in a row did not reach it; the rest was not sent"
             )
         return answered
+
+
+async def _some(made: Iterator[tuple[float, Session]]) -> list[tuple[float, Session]]:
+    return await asyncio.to_thread(lambda: list(itertools.islice(made, AHEAD)))

@@ -62,8 +62,11 @@ class Words(msgspec.Struct, frozen=True):
 
     def text(self, num_tokens: int, rng: np.random.Generator) -> str:
         """Of ``num_tokens`` tokens beyond the overhead."""
-        chosen = rng.integers(len(self.words), size=num_tokens)
-        return "".join([" " + self.words[index] for index in chosen])
+        return self.spelled(rng.integers(len(self.words), size=num_tokens))
+
+    def spelled(self, chosen: np.ndarray) -> str:
+        """The words with these numbers."""
+        return "".join([" " + self.words[index] for index in chosen.tolist()])
 
 
 # Where an exact length does not matter, and nobody is asked.

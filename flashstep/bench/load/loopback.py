@@ -44,11 +44,9 @@ class _Body(msgspec.Struct):
 
 def event(script: Script, place: int) -> bytes:
     """The content event at ``place``."""
-    body = {
-        "id": "loop",
-        "object": "chat.completion.chunk",
-        "choices": [{"index": 0, "delta": {"content": " word"}}],
-    }
+    reason = "length" if place == script.chunks - 1 else None
+    choice = {"index": 0, "delta": {"content": " word"}, "finish_reason": reason}
+    body = {"id": "loop", "object": "chat.completion.chunk", "choices": [choice]}
     return _framed(body | (_usage(script, place + 1) if script.usage == "each" else {}))
 
 

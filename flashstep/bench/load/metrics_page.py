@@ -30,7 +30,8 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     """What a server counted between two pages. None where it has no such counter.
 
     ``acceptance_length`` is 1 + accepted / drafts and ``acceptance_rate`` accepted / drafted tokens; ``by_position`` is the
-    share of drafts whose token at each position stood. ``synthetic`` says that drafts stood by lot.
+    share of drafts whose token at each position stood. ``synthetic`` says that drafts stood by lot. ``fault`` is a sentence
+    where the two pages are not of one count.
     """
 
     drafts: float | None = None
@@ -43,6 +44,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: float | None = None
     generation_tokens: float | None = None
     preemptions: float | None = None
+    fault: str = ""
 
     @property
     def acceptance_length(self) -> float | None:
@@ -81,13 +83,25 @@ def read_counters(page: str) -> Counts:
 def between(before: Counts, after: Counts) -> Counted:
     """What was counted from one page to the other. A counter that is only on the second page began at 0 between them."""
     grown = {place: value - before.get(place, 0.0) for place, value in after.items()}
+    if grown.get(PROCESS_START) and PROCESS_START in before:
+        fault = "the server was started anew during the run: what it counted is left out"
+    elif any(value < 0 for value in grown.values()):
+        fault = "the server's counters went back during the run: what they say is left out"
+    else:
+        return _counted(grown)
+    by_lot = [f"{prefix}_num_drafts" for prefix, synthetic in DRAFTING.items() if synthetic]
+    return Counted(fault=fault, synthetic=any(after.get((name, "")) for name in by_lot))
+
+
+def _counted(grown: Counts) -> Counted:
     plain: dict[str, Any] = {field: grown.get((name, "")) for field, name in PLAIN.items()}
     for prefix, synthetic in DRAFTING.items():
         drafts = grown.get((f"{prefix}_num_drafts", ""))
         if not drafts:
             continue
         accepted = f"{prefix}_num_accepted_tokens_per_pos"
-        places = sorted((place for place in grown if place[0] == accepted), key=lambda place: int(place[1]))
+        named = [place for place in grown if place[0] == accepted and place[1].isdecimal()]
+        places = sorted(named, key=lambda place: int(place[1]))
         return Counted(
             drafts=drafts,
             draft_tokens=grown.get((f"{prefix}_num_draft_tokens", "")),

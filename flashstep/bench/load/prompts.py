@@ -4,6 +4,8 @@ Takes lengths and a seed, or a file; gives ``Session`` values, the same for the 
 Knows no HTTP and no time but the pause before a turn.
 """
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,13 @@ class RandomPrompts(msgspec.Struct, frozen=True, kw_only=True):
         return Session(key=key, turns=tuple(turns))
 
 
+class PromptFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The sessions of a file, and the digest of what was read."""
+
+    sha256: str
+    sessions: tuple[Session, ...]
+
+
 class _FileTurn(msgspec.Struct, forbid_unknown_fields=True):
     user: str
     output_len: int | None = None
@@ -112,7 +121,7 @@ class _FileLine(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_prompts(
     path: Path, *, output_len: int | None, chat: bool, needs_answers: bool = False
-) -> list[Session]:
+) -> PromptFile:
     """The sessions of a file, a line each; ``PromptError`` names every line that is none.
 
     A line is ``{"prompt": text}``, ``{"messages": [...]}`` (a chat that is answered once) or ``{"turns": [{"user": text,
@@ -124,7 +133,8 @@ def read_prompts(
         raise PromptError(f"{path}: there is no such file")
     sessions: list[Session] = []
     wrong: list[str] = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    data = path.read_bytes()
+    for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -137,15 +147,24 @@ def read_prompts(
             sessions.append(session)
         except (msgspec.DecodeError, ValueError) as error:
             wrong.append(f"line {number}: {error}")
-    keys = [session.key for session in sessions]
+    ids = Counter(session.key for session in sessions)
+    wrong += [f"two lines have the id {key!r}" for key, count in sorted(ids.items()) if count > 1]
+    named = Counter(
+        session.turn_key(turn)
+        for session in sessions
+        if ids[session.key] == 1
+        for turn in range(len(session.turns))
+    )
     wrong += [
-        f"two lines have the id {key!r}" for key in sorted({key for key in keys if keys.count(key) > 1})
+        f"two requests would be called {key!r}: a turn of one session, and another one's id"
+        for key, count in sorted(named.items())
+        if count > 1
     ]
     if not sessions and not wrong:
         wrong.append("it has no lines")
     if wrong:
         raise PromptError(f"{path} is no file of prompts: " + "; ".join(wrong))
-    return sessions
+    return PromptFile(sha256=hashlib.sha256(data).hexdigest(), sessions=tuple(sessions))
 
 
 def _file_session(line: _FileLine, number: str, output_len: int | None, *, chat: bool) -> Session:

@@ -84,12 +84,14 @@ class Run:
         self._ended = asyncio.Event()
 
     @property
-    def running(self) -> int:
-        return sum(replay.running for replay in self.replays)
+    def open(self) -> dict[str, float]:
+        """Requests under way, and when each was sent."""
+        replays = enumerate(self.replays)
+        return {f"{n}/{key}": sent_s for n, replay in replays for key, sent_s in list(replay.open.items())}
 
     @property
     def is_lost(self) -> bool:
-        """A rank could not be reached, and the run ended there."""
+        """A rank was not reached any more, and the run ended there."""
         return any(replay.is_lost for replay in self.replays)
 
     @property

@@ -7,6 +7,7 @@ the next one. Pauses are the recorded ones from the end of a request to the begi
 
 import asyncio
 import itertools
+import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -15,11 +16,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from flashstep.bench.load.client import Answered, Call
+from flashstep.bench.load.client import AWAY_AFTER, Answered, Call
 from flashstep.bench.load.conversation import Prompts, rid
 from flashstep.bench.load.lengths import Words
 from flashstep.bench.load.pauses import Pauses
-from flashstep.bench.load.sessions import Blocks, Place, Session, in_order, theoretical_hits
+from flashstep.bench.load.sessions import Blocks, Place, Session, in_order
 
 CHAT = "/v1/chat/completions"
 TOO_MANY = 429  # the only refusal that is not about the request itself
@@ -115,7 +116,7 @@ class _Visit:
         self.mark = rid(plan.run, session.session, replay)
         run, mark = (plan.run, self.mark) if plan.is_marked else ("", None)
         self.prompts = Prompts(session, words, run=run, rid=mark)
-        self.hits = theoretical_hits(session)
+        self.hits = session.hits
         self.ended: dict[int, asyncio.Event] = {}  # of sub-agents that have begun
 
     def key(self, place: Place) -> str:
@@ -147,8 +148,9 @@ class Replay:
         self._over = asyncio.Event()
         self._pauses = Pauses(idle_s=plan.idle_s, lane_idle_s=plan.lane_idle_s)
         self.phase: Phase = "warm-up"
-        self.running = 0
-        self.is_lost = False  # the server could not be reached
+        self.open: dict[str, float] = {}  # requests under way, and when each was sent
+        self._lost = 0  # requests in a row that reached nobody
+        self.is_lost = False  # the server is gone
 
     @property
     def skipped_s(self) -> float:
@@ -202,19 +204,22 @@ class Replay:
         position = join(session, lane=visit.lane, plan=self._plan)
         for number, (stream, turn) in enumerate(zip(session.streams, position.turns, strict=True)):
             if 0 < turn < len(stream.turns) and not self._over.is_set():
-                await self._request(visit, Place(number, turn - 1), output_tokens=1)
+                await self._warm(visit, Place(number, turn - 1))
         turns = list(position.turns)
         rest = [place for place in in_order(session) if place.turn >= turns[place.stream]]
         for place in rest[: max(0, min(self._plan.warmup_requests, len(rest) - 1))]:
             if self._over.is_set():
                 break
-            await self._request(visit, place, output_tokens=1)
+            await self._warm(visit, place)
             turns[place.stream] = place.turn + 1
         following = next((place for place in rest if place.turn >= turns[place.stream]), None)
         if following is None:
             return Position(position.at_s, tuple(turns))
         at_s = session.streams[following.stream].turns[following.turn].at_s
         return Position(at_s if self._plan.warmup_requests else position.at_s, tuple(turns))
+
+    async def _warm(self, visit: _Visit, place: Place) -> None:
+        await self._request(visit, place, await _messages(visit, place), output_tokens=1)
 
     async def _lane(self, visit: _Visit, position: Position, begun_s: float) -> None:
         """Sessions one after another; the first one's recorded ``position.at_s`` is ``begun_s`` of the loop's time."""
@@ -247,12 +252,15 @@ class Replay:
         stream = visit.session.streams[number]
         clock = asyncio.get_running_loop().time
         for turn in range(first, len(stream.turns)):
+            messages = await _messages(
+                visit, Place(number, turn)
+            )  # while it pauses: a long prompt takes a while
             if number == 0:
                 await self._joined(visit, turn)
             await self._pauses.until(due_s, lane=visit.lane)
             if self._over.is_set():
                 break
-            if await self._request(visit, Place(number, turn)) == "refused":
+            if await self._request(visit, Place(number, turn), messages) == "refused":
                 break
             if turn + 1 < len(stream.turns):
                 due_s = clock() + max(0.0, stream.turns[turn + 1].at_s - stream.turns[turn].ended_s)
@@ -275,30 +283,35 @@ class Replay:
                 self._start(group, visit, number, 0, now + max(0.0, stream.turns[0].at_s - ended_s))
 
     async def _request(
-        self, visit: _Visit, place: Place, *, output_tokens: int | None = None
+        self,
+        visit: _Visit,
+        place: Place,
+        messages: list[dict[str, str]],
+        *,
+        output_tokens: int | None = None,
     ) -> Literal["answered", "refused"]:
         """Send one turn. "refused": later prompts of this conversation would be refused, too, for they begin with this one."""
         turn = visit.session.streams[place.stream].turns[place.turn]
         wanted = turn.output_tokens if output_tokens is None else output_tokens
         name = visit.session.name_of(place.stream)
-        body = self._plan.body | {"messages": visit.prompts.messages(place), "max_completion_tokens": wanted}
+        body = self._plan.body | {"messages": messages, "max_completion_tokens": wanted}
         headers = {
             "X-Request-ID": str(uuid.uuid4()),
             "X-Correlation-ID": f"{visit.mark}-{place.stream}",
         }
-        phase = self.phase
+        phase, key = self.phase, visit.key(place)
         self._pauses.sent(visit.lane)
-        self.running += 1
+        self.open[key] = time.perf_counter()
         try:
-            answers = await self._send(Call(key=visit.key(place), path=CHAT, body=body, headers=headers))
+            answers = await self._send(Call(key=key, path=CHAT, body=body, headers=headers))
         finally:
-            self.running -= 1
+            del self.open[key]
             self._pauses.answered(visit.lane)
         hit = visit.hits.get(place, Blocks(0, 0))
         for rank, answer in enumerate(answers):
             self._keep(
                 Record(
-                    key=visit.key(place),
+                    key=key,
                     conversation=name,
                     turn=place.turn,
                     replay=visit.replay,
@@ -312,11 +325,18 @@ class Replay:
                     answer=answer,
                 )
             )
-        if any(answer.fault == "unreachable" for answer in answers):
+        is_away = any(answer.fault == "unreachable" for answer in answers)
+        self._lost = self._lost + 1 if is_away else 0
+        if self._lost == AWAY_AFTER:
             self.is_lost = True
             self.end()
         is_refused = any(400 <= answer.status < 500 and answer.status != TOO_MANY for answer in answers)
         return "refused" if is_refused else "answered"
+
+
+async def _messages(visit: _Visit, place: Place) -> list[dict[str, str]]:
+    """In a thread, so that no other request waits for it."""
+    return await asyncio.to_thread(visit.prompts.messages, place)
 
 
 def _wait_s(session: Session, position: Position) -> float:

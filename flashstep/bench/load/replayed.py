@@ -1,64 +1,61 @@
 """A whole measurement by replay: reach the server, learn its words, replay in each mode, keep what comes.
 
-Takes a ``Setup``; gives ``Measured``, also after Ctrl-C or with a server that died. Knows no terminal: ``progress`` is told.
+Takes a ``Setup``; gives ``Measured``, also after Ctrl-C or with a server that died. Knows no terminal: what
+goes on is told to a ``Watch``.
 """
 
-import asyncio
 import hashlib
-import signal
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from flashstep.bench.ledger import Samples
 from flashstep.bench.load.bodies import Shape
-from flashstep.bench.load.client import Client
+from flashstep.bench.load.client import Client, bare
 from flashstep.bench.load.counting import by_tokenizer
 from flashstep.bench.load.floor import Floor, Lag, LagWatch, measure_floor
 from flashstep.bench.load.lengths import Words, learn
 from flashstep.bench.load.metrics_page import Counted, between
 from flashstep.bench.load.ranks import Mode, Rank, Run, gap
-from flashstep.bench.load.raw import RawFile
 from flashstep.bench.load.replay import Plan, Record
-from flashstep.bench.load.scores import Scores, score, throughput, whole
+from flashstep.bench.load.serve import Watch
 from flashstep.bench.load.sessions import Session
-from flashstep.bench.load.target import chosen_model, counters, identity, learn_words, process_of
-
-PROGRESS_S = 0.5
+from flashstep.bench.load.stopping import INTERRUPTED, Stopping
+from flashstep.bench.load.summary import Asked, GapTally, Summary, summarize, throughput
+from flashstep.bench.load.target import (
+    await_server,
+    chosen_model,
+    counters,
+    identity,
+    learn_words,
+    process_of,
+)
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """``urls`` has one server, or each rank's; ``dp_ranks`` are ranks behind one. ``plan.body`` has no model yet."""
+    """``clients`` makes a client of the server, or of each rank's; ``dp_ranks`` are ranks behind one. ``plan.body`` has no model
+    yet. ``ready_s`` is the longest wait for the first server (0: none)."""
 
     sessions: Sequence[Session]
     plan: Plan
-    urls: tuple[str, ...]
+    clients: Sequence[Callable[[], Client]]
     dp_ranks: int
     modes: tuple[Mode, ...]
     lag_s: float
     model: str | None
-    api_key: str | None
     tokenizer: Path | None
-    timeout_s: float
-    raw: Path | None
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """Of one mode so far: its phase, requests under way, and the records."""
-
-    mode: Mode
-    phase: str
-    running: int
-    records: Sequence[Record]
+    ready_s: float
 
 
 class Measured(msgspec.Struct, kw_only=True):
     """``records`` by mode, those of warm-up among them; ``stopped`` says what ended a mode early.
 
-    ``lags`` and ``floor`` tell how much the client itself was in the way, ``counted`` what the server counted (warm-up included,
-    and only where there is one server), ``job`` which process that is.
+    ``summaries`` are of what was measured; keys of ranks' requests begin with the mode and the rank. ``lags`` and ``floor`` tell
+    how much the client itself was in the way, ``counted`` what the server counted (warm-up included, and only where there is one
+    server), ``job`` which process that is.
     """
 
     subject: dict[str, Any]
@@ -67,33 +64,40 @@ class Measured(msgspec.Struct, kw_only=True):
     num_ranks: int
     floor: Floor
     records: dict[Mode, list[Record]] = {}
+    summaries: dict[Mode, Summary] = {}
     skipped_s: dict[Mode, float] = {}
     lags: dict[Mode, Lag] = {}
     counted: dict[Mode, Counted] = {}
     stopped: list[str] = []
 
+    @property
+    def is_valid(self) -> bool:
+        return bool(self.summaries) and all(found.is_valid for found in self.summaries.values())
+
     def faults(self) -> tuple[str, ...]:
         """All that went wrong, in sentences."""
         found = list(self.stopped)
-        for mode, scores in self.scores().items():
-            late = self.lags[mode].fault(scores.metrics.get("ttft_ms"))
-            found += [*scores.faults, *([] if late is None else [late])]
+        for mode, summary in self.summaries.items():
+            late = self.lags[mode].fault(summary.metrics.get("ttft_ms"))
+            counted = self.counted.get(mode, Counted()).fault
+            found += [*summary.faults, *(fault for fault in (counted, late) if fault)]
         return tuple(found)
 
-    def scores(self) -> dict[Mode, Scores]:
-        """Of each mode; keys of ranks' requests begin with the mode and the rank."""
-        return {
-            mode: score(records, names=self._names(mode), counted=self.counted.get(mode))
-            for mode, records in self.records.items()
-        }
-
-    def of_rank(self, mode: Mode, rank: int) -> list[Record]:
-        return [record for record in self.records[mode] if record.rank == rank]
+    def samples(self) -> Samples:
+        """Of all modes, whose keys differ."""
+        parts = [found.samples for found in self.summaries.values()]
+        return Samples(
+            unit="request",
+            keys=tuple(key for part in parts for key in part.keys),
+            columns={name: sum((part.columns[name] for part in parts), ()) for name in parts[0].columns},
+        )
 
     def rank_tps(self, mode: Mode) -> list[float]:
         """Tokens a second in all, of each rank in its own time."""
         return [
-            throughput(whole(self.of_rank(mode, rank))).get("total_tps", 0.0)
+            throughput([record.answer for record in _good(self.records[mode]) if record.rank == rank]).get(
+                "total_tps", 0.0
+            )
             for rank in range(self.num_ranks)
         ]
 
@@ -110,43 +114,94 @@ class Measured(msgspec.Struct, kw_only=True):
             mode: {
                 "metrics": found.metrics,
                 "spreads": found.spreads,
+                "gaps": found.gaps,
+                "failures": found.failures,
                 "rank_tps": self.rank_tps(mode),
                 "skipped_s": self.skipped_s[mode],
                 "lag": self.lags[mode],
                 "counted": self.counted.get(mode),
             }
-            for mode, found in self.scores().items()
+            for mode, found in self.summaries.items()
         }
         return msgspec.to_builtins({"modes": modes, "floor": self.floor})
 
-    def _names(self, mode: Mode) -> list[str] | None:
-        return None if mode == "single" else [f"{mode}/{rank}" for rank in range(self.num_ranks)]
+
+def _good(records: Sequence[Record]) -> list[Record]:
+    """Those that count: measured, and answered to their end."""
+    return [record for record in records if record.phase == "measured" and record.answer.is_whole]
 
 
-async def measure(setup: Setup, *, progress: Callable[[Progress], None]) -> Measured:
-    """Replay in each of ``setup.modes``. ``ValueError`` where there is no server to begin with."""
-    async with _client(setup, setup.urls[0]) as client:
+def summary_of(
+    records: Sequence[Record],
+    *,
+    gaps: GapTally | None = None,
+    names: Sequence[str] | None = None,
+    counted: Counted | None = None,
+) -> Summary:
+    """Of one mode's records, without those of warm-up. ``names`` are what the keys of each rank's requests begin with; None is
+    for a run without ranks. A made prompt is as long as the recorded one without its template, so that no length is wished."""
+    asked = [
+        Asked(
+            record.key if names is None else f"{names[record.rank]}/{record.key}",
+            record.answer,
+            None,
+            record.output_tokens,
+        )
+        for record in records
+        if record.phase == "measured"
+    ]
+    found = summarize(asked, gaps=None if gaps is None else gaps.gaps(), counted=counted)
+    good = _good(records)
+    blocks = sum(record.blocks for record in good)
+    theoretical = {"theoretical_prefix_hit": sum(record.hit for record in good) / blocks} if blocks else {}
+    warming = sum(record.phase == "warm-up" and not record.answer.is_whole for record in records)
+    faults = (f"{warming} requests of the warm-up failed",) if warming else ()
+    return msgspec.structs.replace(
+        found, metrics=found.metrics | theoretical, faults=(*found.faults, *faults)
+    )
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known before the first request of a run; ``setup.plan`` has its model."""
+
+    setup: Setup
+    words: Words
+    subject: dict[str, Any]
+    job: str
+
+
+async def prepare(setup: Setup, *, watch: Watch) -> Prepared:
+    """Wait for the server and learn what prompts need to know of it; ``ValueError`` where there is none to begin with."""
+    async with setup.clients[0]() as client:
+        if setup.ready_s:
+            await await_server(client, within_s=setup.ready_s, tell=watch.tell)
         model = await chosen_model(client, setup.model)
         words = await _words(client, setup, model)
         subject = await identity(client, model)
         job = process_of(client, await counters(client))
-    if len(setup.urls) > 1:
-        subject["url"] = list(setup.urls)
+    if len(setup.clients) > 1:
+        subject["url"] = [client().root for client in setup.clients]
+    for session in setup.sessions:  # takes a while, which no request shall wait for
+        _ = session.hits
     setup = msgspec.structs.replace(setup, plan=setup.plan.of_model(model))
+    return Prepared(setup=setup, words=words, subject=subject, job=job)
+
+
+async def measure(
+    prepared: Prepared, *, watch: Watch, stopping: Stopping, take: Callable[[Record], None] | None
+) -> Measured:
+    """Replay in each of the modes; ``take`` gets every record as it comes."""
+    setup = prepared.setup
     measured = Measured(
-        subject=subject,
-        words=_digest(words),
-        job=job,
-        num_ranks=setup.dp_ranks or len(setup.urls),
+        subject=prepared.subject,
+        words=_digest(prepared.words),
+        job=prepared.job,
+        num_ranks=setup.dp_ranks or len(setup.clients),
         floor=await measure_floor(),
     )
-    with ExitStack() as files:
-        take = files.enter_context(RawFile(setup.raw)).take if setup.raw is not None else _nothing
-        for mode in setup.modes:
-            ended = await _one(setup, mode, words, measured, take, progress)
-            if ended:
-                measured.stopped.append(ended)
-                break
+    for mode in setup.modes:
+        if not measured.stopped:
+            await _one(setup, mode, prepared.words, measured, watch=watch, stopping=stopping, take=take)
     return measured
 
 
@@ -155,32 +210,54 @@ async def _one(
     mode: Mode,
     words: Words,
     measured: Measured,
-    take: Callable[[Record], None],
-    progress: Callable[[Progress], None],
-) -> str:
-    """One mode, with connections of its own; why it ended early, if it did."""
+    *,
+    watch: Watch,
+    stopping: Stopping,
+    take: Callable[[Record], None] | None,
+) -> None:
+    """One mode, with connections of its own."""
     records = measured.records[mode] = []
+    gaps = GapTally()
 
     def keep(record: Record) -> None:
-        records.append(record)
-        take(record)
+        if take is not None:
+            take(record)
+        if record.phase == "measured":
+            gaps.add(record.answer)
+            watch.took(record.answer)
+        records.append(msgspec.structs.replace(record, answer=bare(record.answer)))
 
     async with AsyncExitStack() as stack:
         ranks = []
-        for number, url in enumerate(setup.urls * max(1, setup.dp_ranks)):
-            client = await stack.enter_async_context(_client(setup, url))
+        for number, made in enumerate(list(setup.clients) * max(1, setup.dp_ranks)):
+            client = await stack.enter_async_context(made())
             ranks.append(Rank.by_header(client, number) if setup.dp_ranks else Rank(client, number, {}))
         run = Run(ranks, setup.sessions, setup.plan, mode=mode, lag_s=setup.lag_s, words=words, keep=keep)
         before = await counters(ranks[0].client)
+        stopping.then(run.interrupt)
         async with LagWatch() as lag_watch:
-            ended = await _watched(run, records, progress)
+            with watch.begin(run, _total(setup), setup.plan.duration_s):
+                await run.run()
         measured.lags[mode] = lag_watch.lag()
         measured.skipped_s[mode] = run.skipped_s
-    async with _client(setup, setup.urls[0]) as client:  # the others may be interrupted
+    async with setup.clients[0]() as client:  # the others may be interrupted
         after = await counters(client)
-    if before is not None and after is not None and len(setup.urls) == 1:
+    if before is not None and after is not None and len(setup.clients) == 1:
         measured.counted[mode] = between(before, after)
-    return ended
+    if stopping.is_asked:
+        measured.stopped.append(INTERRUPTED)
+    elif run.is_lost:
+        measured.stopped.append("the server is gone: it could not be reached any more; the rest was not sent")
+    names = None if mode == "single" else [f"{mode}/{rank}" for rank in range(measured.num_ranks)]
+    measured.summaries[mode] = summary_of(records, gaps=gaps, names=names, counted=measured.counted.get(mode))
+
+
+def _total(setup: Setup) -> int | None:
+    """Requests of one mode; None where its time ends it."""
+    if setup.plan.duration_s is not None:
+        return None
+    each = sum(len(stream.turns) for session in setup.sessions for stream in session.streams)
+    return each * (setup.dp_ranks or len(setup.clients))
 
 
 def _digest(words: Words) -> str:
@@ -201,42 +278,3 @@ async def _words(client: Client, setup: Setup, model: str) -> Words:
             f"the answers of {client.root} have no usage, so that it cannot count tokens; give --tokenizer"
         )
     return words
-
-
-def _client(setup: Setup, url: str) -> Client:
-    return Client(url, api_key=setup.api_key, timeout_s=setup.timeout_s)
-
-
-def _nothing(record: Record) -> None:
-    """No raw file was asked for."""
-
-
-async def _watched(run: Run, records: Sequence[Record], progress: Callable[[Progress], None]) -> str:
-    """The run to its end, with progress; why it ended early, if it did."""
-    with _on_signal(run.interrupt) as signals:
-        task = asyncio.create_task(run.run())
-        while not task.done():
-            await asyncio.wait([task], timeout=PROGRESS_S)
-            progress(Progress(run.mode, run.replays[0].phase, run.running, records))
-        task.result()
-    if signals:
-        return "interrupted: what was answered until then is kept"
-    return "the server could not be reached any more; the rest was not sent" if run.is_lost else ""
-
-
-@contextmanager
-def _on_signal(then: Callable[[], None]) -> Generator[list[str]]:
-    """Ctrl-C calls ``then`` once, and is in the list; a second one is Python's again."""
-    loop = asyncio.get_running_loop()
-    got: list[str] = []
-
-    def handle() -> None:
-        got.append("SIGINT")
-        loop.remove_signal_handler(signal.SIGINT)
-        then()
-
-    loop.add_signal_handler(signal.SIGINT, handle)
-    try:
-        yield got
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)

@@ -9,21 +9,21 @@ import contextlib
 import gc
 import hashlib
 import math
-import signal
-from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from flashstep.bench.ledger import Entry
-from flashstep.bench.load.client import Client
+from flashstep.bench.load.cards import falsified_by
+from flashstep.bench.load.client import Answered, Client, bare
 from flashstep.bench.load.drive import Drive, Record
 from flashstep.bench.load.floor import Floor, Lag, LagWatch, measure_floor
 from flashstep.bench.load.lengths import Words
 from flashstep.bench.load.metrics_page import Counted, between
-from flashstep.bench.load.prompts import RandomPrompts, Session
-from flashstep.bench.load.summary import GapTally, Summary, summarize
+from flashstep.bench.load.prompts import PromptFile, RandomPrompts, Session
+from flashstep.bench.load.stopping import INTERRUPTED, Stopping
+from flashstep.bench.load.summary import Asked, GapTally, Spread, Summary, summarize
 from flashstep.bench.load.target import (
     await_server,
     chosen_model,
@@ -34,10 +34,19 @@ from flashstep.bench.load.target import (
     process_of,
 )
 from flashstep.bench.load.workload import Plan, Workload
-from flashstep.bench.origin import Origin
+from flashstep.bench.origin import Origin, without_secrets
 
-INTERRUPTED = "interrupted"
-ROUTING = " routing"
+LATE_S, LATE_SHARE = (
+    0.01,
+    0.1,
+)  # a P99 of waiting at the client below the former, or that share of the median TTFT, is none
+
+
+class Open(Protocol):
+    """A run that goes on: ``open`` are its requests under way, and when each was sent."""
+
+    @property
+    def open(self) -> Mapping[str, float]: ...
 
 
 class Watch(Protocol):
@@ -47,17 +56,18 @@ class Watch(Protocol):
         """A line about what happens."""
 
     def begin(
-        self, drive: Drive, total: int | None, duration_s: float | None
+        self, run: Open, total: int | None, duration_s: float | None
     ) -> contextlib.AbstractContextManager[Any]:
         """The run begins, of ``total`` requests or ``duration_s``; what is given back is left at its end."""
 
-    def took(self, record: Record) -> None:
+    def took(self, answered: Answered) -> None:
         """A request of the run ended."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """A run. ``stopped`` says why the plan was not sent to its end, "" if it was; ``subject`` is who answered; ``job`` its
-    process. ``workload`` is what was asked, with the model and the way of counting that were found."""
+    process. ``workload`` is what was asked, with the model and the way of counting that were found. ``waits_ms`` is how long
+    after its time each request was sent, which no latency holds."""
 
     workload: Workload
     words: Words | None
@@ -66,23 +76,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     counted: Counted
     floor: Floor
     lag: Lag
+    waits_ms: Spread | None
     stopped: str
     faults: tuple[str, ...]
     subject: dict[str, Any]
     job: str
-
-    @property
-    def is_interrupted(self) -> bool:
-        return self.stopped == INTERRUPTED
-
-    @property
-    def is_valid(self) -> bool:
-        """The whole plan was sent, and every request was answered."""
-        return (
-            not self.stopped
-            and self.summary.succeeded > 0
-            and self.summary.succeeded == self.summary.requests
-        )
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +102,7 @@ async def prepare(
     shape, answered = await learn_counting(client, shape)
     if answered.output_tokens is None:
         watch.tell("the server gives no usage: what needs a count of tokens will be left out")
-    words = None if isinstance(workload.source, Path) else await learn_words(client, shape)
+    words = None if isinstance(workload.source, PromptFile) else await learn_words(client, shape)
     if words is not None and not words.checked:
         watch.tell(
             "the server does not tell how long prompts are: their lengths are in words, and not checked"
@@ -114,42 +112,53 @@ async def prepare(
 
 
 async def measure(
-    client: Client, prepared: Prepared, *, watch: Watch, take: Callable[[Record], None] | None
+    client: Client,
+    prepared: Prepared,
+    *,
+    watch: Watch,
+    stopping: Stopping,
+    take: Callable[[Record], None] | None,
 ) -> Outcome:
     """Warm up, run the plan, and sum up. ``take`` gets every record, warm-ups and probes too, as it comes."""
     workload, words = prepared.workload, prepared.words
     plan = workload.plan(words)
     total = None
-    if workload.num_prompts is not None or isinstance(workload.source, Path):
+    if workload.num_prompts is not None or isinstance(workload.source, PromptFile):
         plan = iter(made := list(plan))  # making prompts takes time that is not the server's
         total = sum(len(session.turns) for _, session in made)
     floor = await measure_floor()
     run = _Run(client, workload, watch, take)
+    stopping.then(run.stop)
     await run.warm_up(workload.warm_ups(words))
     before = await counters(client)
-    with run.interruptible():
-        async with LagWatch() as lag_watch:
-            await run.drive(plan, total, workload.probes() if workload.probe_rate else None)
-        after = await counters(client)
+    async with LagWatch() as lag_watch:
+        await run.drive(plan, total, workload.probes() if workload.probe_rate else None)
+    after = await counters(client)
     counted = Counted() if before is None or after is None else between(before, after)
-    summary = summarize(run.records, gaps=run.gaps.gaps(), slos_ms=workload.slos_ms, counted=counted)
-    probes = None
-    if workload.probe_rate:
-        probes = summarize(run.probe_records, gaps=GapTally().gaps(), slos_ms={}, counted=Counted())
-    lag = lag_watch.lag()
-    return Outcome(
+    summary = summarize(_asked(run.records), gaps=run.gaps.gaps(), slos_ms=workload.slos_ms, counted=counted)
+    probes = summarize(_asked(run.probe_records)) if workload.probe_rate else None
+    waits_ms = Spread.of([1e3 * (record.answered.sent_s - record.due_s) for record in run.records])
+    outcome = Outcome(
         workload=workload,
         words=words,
         summary=summary,
         probes=probes,
         counted=counted,
         floor=floor,
-        lag=lag,
+        lag=lag_watch.lag(),
+        waits_ms=waits_ms if workload.is_paced else None,
         stopped=run.stopped,
-        faults=tuple(_faults(run, prepared, summary, probes, lag, counted)),
+        faults=(),
         subject=prepared.subject,
         job=process_of(client, before),
     )
+    return msgspec.structs.replace(outcome, faults=tuple(_faults(run, prepared, outcome)))
+
+
+def _asked(records: list[Record]) -> list[Asked]:
+    return [
+        Asked(each.answered.key, each.answered, each.wished_prompt, each.wished_output) for each in records
+    ]
 
 
 def _cached_before(run: "_Run", prepared: Prepared) -> str | None:
@@ -188,23 +197,37 @@ def _others(run: "_Run", counted: Counted) -> str | None:
     )
 
 
-def _faults(
-    run: "_Run", prepared: Prepared, summary: Summary, probes: Summary | None, lag: Lag, counted: Counted
-) -> Iterator[str]:
+def _waited(outcome: Outcome) -> str | None:
+    """Requests that were not sent at their time: latencies do not hold what the server's slowness cost them."""
+    waits = outcome.waits_ms
+    allowed_ms = max(1e3 * LATE_S, LATE_SHARE * outcome.summary.metrics.get("ttft_ms", 0.0))
+    if waits is None or waits.at(99) <= allowed_ms:
+        return None
+    most = outcome.workload.max_concurrency
+    place = "" if most is None else f" for one of --max-concurrency {most} places"
+    return (
+        f"requests waited{place} at this client, {waits.at(99):,.0f} ms after their time (P99): the rate was not offered as "
+        "asked, and no latency holds that time (coordinated omission)"
+    )
+
+
+def _faults(run: "_Run", prepared: Prepared, outcome: Outcome) -> Iterator[str]:
     if run.stopped:
         yield run.stopped
-    yield from summary.faults
-    if probes is not None:
-        yield from (f"probes: {fault}" for fault in probes.faults)
+    yield from outcome.summary.faults
+    if outcome.probes is not None:
+        yield from (f"probes: {fault}" for fault in outcome.probes.faults)
     yield from run.warm_up_faults
     if run.left_out:
         yield f"{run.left_out} later turns were not sent, because a turn before them failed"
-    if (cached := _cached_before(run, prepared)) is not None:
-        yield cached
-    if (others := _others(run, counted)) is not None:
-        yield others
-    if (late := lag.fault(summary.metrics.get("ttft_ms"))) is not None:
-        yield late
+    found = (
+        outcome.counted.fault,
+        _cached_before(run, prepared),
+        _others(run, outcome.counted),
+        _waited(outcome),
+        outcome.lag.fault(outcome.summary.metrics.get("ttft_ms")),
+    )
+    yield from (fault for fault in found if fault)
 
 
 class _Run:
@@ -235,6 +258,7 @@ class _Run:
         drive = Drive(
             self._client, self._workload.shape, take=records.append, stream="warm-up", max_concurrency=most
         )
+        self._drives = [drive]
         await drive.run((0.0, session) for session in sessions)
         for record in records:
             self._keep(record)
@@ -245,6 +269,8 @@ class _Run:
             )
 
     async def drive(self, plan: Plan, total: int | None, probes: Plan | None) -> None:
+        if self.stopped:
+            return
         workload = self._workload
         drive = Drive(
             self._client,
@@ -266,53 +292,39 @@ class _Run:
                     await probing
         finally:
             gc.unfreeze()
-        self.stopped, self.left_out = drive.stopped, drive.left_out
+        self.stopped, self.left_out = self.stopped or drive.stopped, drive.left_out
 
     def _took(self, record: Record) -> None:
         self._keep(record)
         self.gaps.add(record.answered)
-        self.records.append(_without_chunks(record))
-        self._watch.took(record)
+        self.records.append(_bare(record))
+        self._watch.took(record.answered)
 
     def _took_probe(self, record: Record) -> None:
         self._keep(record)
-        self.probe_records.append(_without_chunks(record))
+        self.probe_records.append(_bare(record))
 
-    @contextlib.contextmanager
-    def interruptible(self) -> Generator[None]:
-        """Ctrl-C ends the run and keeps what there is; pressed again, it does not lose that."""
-
-        def stop() -> None:
-            for drive in self._drives:
-                drive.stop(INTERRUPTED)
-            self._client.interrupt()
-
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, stop)
-        try:
-            yield
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
+    def stop(self) -> None:
+        """Somebody wants an end: what is open is answered as interrupted, and nothing more is sent."""
+        self.stopped = INTERRUPTED
+        for drive in self._drives:
+            drive.stop(INTERRUPTED)
+        self._client.interrupt()
 
 
-def _without_chunks(record: Record) -> Record:
-    """What figures need of it: a long run has millions of chunks, which are in the raw file."""
-    bare = msgspec.structs.replace(record.answered, chunks=(), text="", reasoning="")
-    return msgspec.structs.replace(record, answered=bare)
+def _bare(record: Record) -> Record:
+    return msgspec.structs.replace(record, answered=bare(record.answered))
 
 
-def entry(outcome: Outcome, origin: Origin, *, raw: str | None) -> Entry:
-    """The ledger's entry of a run; ``raw`` is its raw file's name, relative to the ledger's folder."""
+def entry(outcome: Outcome, origin: Origin) -> Entry:
+    """The ledger's entry of a run."""
     summary = outcome.summary
-    falsified_by = (outcome.subject["card"] or {}).get(
-        "falsified_by"
-    ) or []  # flashstep's own: what makes texts wrong on purpose
-    routing = [name.removesuffix(ROUTING) for name in falsified_by if name.endswith(ROUTING)]
     detail = {
         "window_s": summary.window_s,
         "spreads": summary.spreads,
         "gaps": summary.gaps,
         "failures": summary.failures,
+        "waits_ms": outcome.waits_ms,
         "floor": outcome.floor,
         "lag": outcome.lag,
         "counted": outcome.counted,
@@ -331,23 +343,27 @@ def entry(outcome: Outcome, origin: Origin, *, raw: str | None) -> Entry:
         job=outcome.job,
         detail=msgspec.to_builtins(detail),
         faults=outcome.faults,
-        complete=outcome.is_valid,
-        synthetic_acceptance=outcome.counted.synthetic or "synthetic acceptance" in falsified_by,
-        routing=routing[0] if routing else "real",
-        raw=raw,
+        failed=summary.failed,
+        complete=not outcome.stopped,
+        falsified_by=falsified_by(outcome.subject["card"], synthetic=outcome.counted.synthetic),
     )
 
 
 def _settings(outcome: Outcome) -> dict[str, Any]:
     """What another run must have in common with this one to be compared: the workload without the model, in plain JSON."""
     workload = outcome.workload
-    plain = msgspec.to_builtins(workload, enc_hook=str)
-    for found in ("model", "counting"):
-        del plain["shape"][found]
+    source = workload.source
+    plain = {
+        field: msgspec.to_builtins(getattr(workload, field))
+        for field in workload.__struct_fields__
+        if field != "source"
+    }
+    del plain["shape"]["model"]
+    plain["shape"]["extra"] = without_secrets(plain["shape"]["extra"])
     if math.isinf(workload.arrivals.rate):
         plain["arrivals"]["rate"] = "inf"
-    if isinstance(workload.source, Path):
-        plain["source"] = {"sha256": hashlib.sha256(workload.source.read_bytes()).hexdigest()}
+    is_file = isinstance(source, PromptFile)
+    plain["source"] = {"sha256": source.sha256} if is_file else msgspec.to_builtins(source)
     if outcome.words is not None:  # other words make other prompts
         digest = hashlib.sha256(" ".join(outcome.words.words).encode()).hexdigest()[:16]
         plain["words"] = {"sha256": digest, "overhead": outcome.words.overhead}

@@ -6,6 +6,7 @@ order requests came, what a cache without limits would have. Knows lengths and b
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -86,6 +87,16 @@ class Session(
         own = Stream("", self.turns, self.prefix_tokens, None, None)
         return (own, *(_stream(agent, self.turns) for agent in self.agents))
 
+    @cached_property
+    def hits(self) -> dict["Place", "Blocks"]:
+        """Of each prompt, by a cache that has seen nothing else (``theoretical_hits``)."""
+        return theoretical_hits(self)
+
+    @property
+    def names(self) -> set[str]:
+        """Of its conversations."""
+        return {self.name_of(stream) for stream in range(len(self.agents) + 1)}
+
     def name_of(self, stream: int) -> str:
         """What records call a conversation: as AgentX does, so that the two can be laid side by side."""
         return f"{self.session}::sa:{self.agents[stream - 1].name}" if stream else self.session
@@ -149,6 +160,8 @@ def theoretical_hits(session: Session, seen: set[int] | None = None) -> dict[Pla
 
 def shared(blocks: tuple[int, ...], others: tuple[int, ...]) -> int:
     """How many leading blocks two prompts have in common."""
+    if others[: len(blocks)] == blocks:
+        return len(blocks)
     pairs = zip(blocks, others, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -160,7 +173,7 @@ def problems(session: Session) -> list[str]:
         return [*found, f"block_tokens is {session.block_tokens}; it must be at least 1"]
     names = [agent.name for agent in session.agents]
     found += [
-        f"two sub-agents are called {name!r}" for name in sorted({n for n in names if names.count(n) > 1})
+        f"two sub-agents are called {name!r}" for name, count in sorted(Counter(names).items()) if count > 1
     ]
     found += ["a sub-agent has no name" for name in names if not name]
     for agent in session.agents:

@@ -1,23 +1,24 @@
 """The figures of a run from its records: latencies, throughput, goodput, and sentences about all that went wrong.
 
 Definitions are E13 to E20: percentiles by linear interpolation, throughput over the profiling window (earliest start to
-latest end of the requests that succeeded), failed requests and warm-ups in no figure. Takes ``Record``; gives ``Summary``.
-Knows no network.
+latest end of the requests that succeeded), failed requests and warm-ups in no figure. Takes ``Asked``, of a plan or of a
+replay; gives ``Summary``. Knows no network.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from flashstep.bench.ledger import Samples
 from flashstep.bench.load.client import Answered
-from flashstep.bench.load.drive import Record
 from flashstep.bench.load.metrics_page import Counted
 from flashstep.bench.load.token_times import token_times
+from flashstep.bench.metrics import MOST_FAILED
 
+MOST_GAPS = 1 << 22  # kept of one kind: 32 MiB
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 SLOS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2el": "e2el_ms"}
 
@@ -26,15 +27,21 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
+def _itl_s(answered: Answered) -> float | None:
+    """None of an answer whose tokens all came in one chunk, too: nothing was timed."""
+    return answered.itl_s or None
+
+
 def _interactivity(answered: Answered) -> float | None:
-    return 1.0 / answered.itl_s if answered.itl_s else None
+    itl_s = _itl_s(answered)
+    return None if itl_s is None else 1.0 / itl_s
 
 
 # one value a request
 COLUMNS: Mapping[str, Callable[[Answered], float | None]] = {
     "ttft_ms": lambda answered: _ms(answered.ttft_s),
-    "tpot_ms": lambda answered: _ms(answered.tpot_s),
-    "itl_ms": lambda answered: _ms(answered.itl_s),
+    "tpot_ms": lambda answered: _ms(_itl_s(answered)),
+    "itl_ms": lambda answered: _ms(_itl_s(answered)),
     "e2el_ms": lambda answered: _ms(answered.latency_s),
     "interactivity_tps": _interactivity,
     "input_tokens": lambda answered: answered.prompt_tokens,
@@ -42,6 +49,15 @@ COLUMNS: Mapping[str, Callable[[Answered], float | None]] = {
     "output_tokens": lambda answered: answered.output_tokens,
 }
 TIMES = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms", "interactivity_tps")
+
+
+class Asked(NamedTuple):
+    """A request and its answer. ``key`` is its sample's; wishes are tokens, None where there is none."""
+
+    key: str
+    answered: Answered
+    wished_prompt: int | None
+    wished_output: int | None
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,20 +93,41 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 class Gaps(msgspec.Struct, frozen=True, kw_only=True):
     """All gaps of all requests, in ms: between content chunks as the client read them, and between tokens, where a chunk's
     tokens are spread over the gap before it. ``tokens_known_from`` counts requests by how that number is known; None could
-    not be spread."""
+    not be spread. Of more than ``MOST_GAPS`` every ``every``-th is in the spreads."""
 
     chunks: Spread | None
     tokens: Spread | None
     tokens_a_chunk: float | None
     tokens_known_from: dict[str, int]
+    every: int = 1
+
+
+class _Kept:
+    """Values as they come, in a memory that has an end: where it is full, every second one goes."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+        self._size = self._seen = 0
+        self.every = 1
+
+    def add(self, values: np.ndarray) -> None:
+        kept = values[-self._seen % self.every :: self.every]
+        self._seen += len(values)
+        self._size += len(kept)
+        self._parts.append(kept)
+        while self._size > MOST_GAPS:
+            thinned = np.concatenate(self._parts)[::2]
+            self._parts, self._size, self.every = [thinned], len(thinned), 2 * self.every
+
+    def spread_ms(self) -> Spread | None:
+        return Spread.of(1e3 * np.concatenate(self._parts)) if self._parts else None
 
 
 class GapTally:
     """Takes answers as they come, so that nobody has to keep their chunks; gives ``Gaps``."""
 
     def __init__(self) -> None:
-        self._chunk_gaps_s: list[np.ndarray] = []
-        self._token_gaps_s: list[np.ndarray] = []
+        self._chunk_gaps_s, self._token_gaps_s = _Kept(), _Kept()
         self._sources: Counter[str] = Counter()
         self._tokens = self._chunks = 0
 
@@ -98,25 +135,22 @@ class GapTally:
         if answered.fault:
             return
         at_s = np.array(answered.content_s)
-        self._chunk_gaps_s.append(np.diff(at_s))
+        self._chunk_gaps_s.add(np.diff(at_s))
         times = token_times(answered)
         self._sources["none" if times is None else times.source] += 1
         if times is not None:
-            self._token_gaps_s.append(np.diff(times.at_s))
+            self._token_gaps_s.add(np.diff(times.at_s))
             self._tokens += len(times.at_s)
             self._chunks += len(at_s)
 
     def gaps(self) -> Gaps:
         return Gaps(
-            chunks=_spread_ms(self._chunk_gaps_s),
-            tokens=_spread_ms(self._token_gaps_s),
+            chunks=self._chunk_gaps_s.spread_ms(),
+            tokens=self._token_gaps_s.spread_ms(),
             tokens_a_chunk=self._tokens / self._chunks if self._chunks else None,
             tokens_known_from=dict(self._sources),
+            every=max(self._chunk_gaps_s.every, self._token_gaps_s.every),
         )
-
-
-def _spread_ms(gaps_s: Sequence[np.ndarray]) -> Spread | None:
-    return Spread.of(1e3 * np.concatenate(gaps_s)) if gaps_s else None
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,22 +167,36 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     failures: dict[str, int]
     faults: tuple[str, ...]
 
+    @property
+    def failed(self) -> int:
+        return self.requests - self.succeeded
+
+    @property
+    def is_valid(self) -> bool:
+        """Enough was answered to say something of the server: H4's rule, which is every run's."""
+        return self.succeeded > 0 and self.failed <= MOST_FAILED * self.requests
+
 
 def summarize(
-    records: Sequence[Record], *, gaps: Gaps, slos_ms: Mapping[str, float], counted: Counted
+    asked: Sequence[Asked],
+    *,
+    gaps: Gaps | None = None,
+    slos_ms: Mapping[str, float] | None = None,
+    counted: Counted | None = None,
 ) -> Summary:
-    """The figures of ``records``, which are one stream's (their chunks are not looked at). ``slos_ms`` are limits by ``SLOS``."""
-    whole = [record for record in records if not record.answered.fault]
-    answers = [record.answered for record in whole]
+    """The figures of ``asked``, which are one stream's (their chunks are not looked at). ``slos_ms`` are limits by ``SLOS``."""
+    gaps, slos_ms, counted = gaps or GapTally().gaps(), slos_ms or {}, counted or Counted()
+    whole = [each for each in asked if not each.answered.fault]
+    answers = [each.answered for each in whole]
     columns = {name: tuple(value(answered) for answered in answers) for name, value in COLUMNS.items()}
-    samples = Samples(unit="request", keys=tuple(answered.key for answered in answers), columns=columns)
+    samples = Samples(unit="request", keys=tuple(each.key for each in whole), columns=columns)
     spreads = {
         name: spread for name in COLUMNS if (spread := Spread.of(tuple(samples.column(name).values())))
     }
     window_s = _window_s(answers)
     metrics = {name: spreads[name].at(50) for name in TIMES if name in spreads}
-    metrics |= _throughput(answers, window_s)
-    if "itl_ms" in spreads and spreads["itl_ms"].at(90) > 0:
+    metrics |= throughput(answers)
+    if "itl_ms" in spreads:
         metrics["p90_interactivity_tps"] = 1e3 / spreads["itl_ms"].at(90)  # E18: the slow tail
         metrics["median_interactivity_tps"] = 1e3 / spreads["itl_ms"].at(50)
     if slos_ms and window_s:
@@ -157,15 +205,15 @@ def summarize(
             metrics["goodput"] = good / window_s
     metrics |= _own_figures(counted)
     return Summary(
-        requests=len(records),
+        requests=len(asked),
         succeeded=len(whole),
         window_s=window_s,
         samples=samples,
         spreads=spreads,
         gaps=gaps,
         metrics=metrics,
-        failures=dict(Counter(record.answered.fault for record in records if record.answered.fault)),
-        faults=(*_failures(records), *_counting(answers, slos_ms), *_lengths(whole)),
+        failures=dict(Counter(each.answered.fault for each in asked if each.answered.fault)),
+        faults=(*_failures(asked), *_counting(answers, slos_ms), *_lengths(whole)),
     )
 
 
@@ -176,7 +224,9 @@ def _window_s(answers: Sequence[Answered]) -> float | None:
     return max(answered.ended_s for answered in answers) - min(answered.sent_s for answered in answers)
 
 
-def _throughput(answers: Sequence[Answered], window_s: float | None) -> dict[str, float]:
+def throughput(answers: Sequence[Answered]) -> dict[str, float]:
+    """Requests and tokens a second over the window (E19), by class of token; what one answer does not tell is left out."""
+    window_s = _window_s(answers)
     if not window_s:
         return {}
     found = {"request_rate": len(answers) / window_s}
@@ -195,9 +245,10 @@ def _throughput(answers: Sequence[Answered], window_s: float | None) -> dict[str
 
 
 def _good(samples: Samples, slos_ms: Mapping[str, float]) -> int | None:
-    """Requests within every limit; None where tokens were not counted and a limit needs them. One token has no time per token."""
+    """Requests within every limit; None where a limit needs a time per token that some answer has not. One token has none."""
     outputs = samples.columns["output_tokens"]
-    if "tpot" in slos_ms and None in outputs:
+    timed = zip(outputs, samples.columns["tpot_ms"], strict=True)
+    if "tpot" in slos_ms and any(tokens is None or (tokens > 1 and tpot is None) for tokens, tpot in timed):
         return None
     limits = [(samples.columns[SLOS[name]], limit) for name, limit in slos_ms.items()]
     good = 0
@@ -220,14 +271,14 @@ def _own_figures(counted: Counted) -> dict[str, float]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _failures(records: Sequence[Record]) -> list[str]:
+def _failures(asked: Sequence[Asked]) -> list[str]:
     """A sentence for each kind of failure, with its number and one of its reasons."""
     failed: dict[str, list[Answered]] = {}
-    for record in records:
-        if record.answered.fault:
-            failed.setdefault(record.answered.fault, []).append(record.answered)
+    for each in asked:
+        if each.answered.fault:
+            failed.setdefault(each.answered.fault, []).append(each.answered)
     return [
-        f"{len(each)} of {len(records)} requests failed: {kind} ({_reasons(each)})"
+        f"{len(each)} of {len(asked)} requests failed: {kind} ({_reasons(each)})"
         for kind, each in sorted(failed.items())
     ]
 
@@ -254,18 +305,28 @@ def _counting(answers: Sequence[Answered], slos_ms: Mapping[str, Any]) -> list[s
         told.append(
             f"the output tokens of {listed} of {len(answers)} answers are the sum of what their events listed"
         )
+    at_once = sum(bool(answered.itl_s == 0) for answered in answers)
+    if at_once:
+        told.append(
+            f"{at_once} of {len(answers)} answers came as one chunk: TPOT, ITL, interactivity and a tpot limit leave them out"
+        )
+    unread = [answered.unread for answered in answers if answered.unread]
+    if unread:
+        told.append(
+            f"{len(unread)} of {len(answers)} answers had figures that are none; the first: {unread[0]}"
+        )
     empty = sum(answered.first_s is None for answered in answers)
     if empty:
         told.append(f"{empty} of {len(answers)} answers had no content, and so no time to first token")
     return told
 
 
-def _lengths(whole: Sequence[Record]) -> list[str]:
+def _lengths(whole: Sequence[Asked]) -> list[str]:
     """Where the server's counts are not what was wished."""
     told = []
     for name, pairs in {
-        "prompts": [(record.wished_prompt, record.answered.prompt_tokens) for record in whole],
-        "answers": [(record.wished_output, record.answered.output_tokens) for record in whole],
+        "prompts": [(each.wished_prompt, each.answered.prompt_tokens) for each in whole],
+        "answers": [(each.wished_output, each.answered.output_tokens) for each in whole],
     }.items():
         known = [(wish, real) for wish, real in pairs if wish is not None and real is not None]
         other = [abs(real - wish) for wish, real in known if real != wish]

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from flashstep.bench.load.bodies import STREAM_OPTIONS, Shape
+from flashstep.bench.load.cards import cards
 from flashstep.bench.load.client import Answered, Call, Client
 from flashstep.bench.load.lengths import LEAD, Words, learn
 from flashstep.bench.load.metrics_page import PROCESS_START, Counts, read_counters
@@ -34,15 +35,18 @@ async def await_server(client: Client, *, within_s: float, tell: Callable[[str],
     start_s = time.monotonic()
     told_s = start_s - TELL_EVERY_S  # at once, then now and then
     while True:
-        status = await client.status("/v1/models")
-        if 0 < status < 500:
+        page = await client.page("/v1/models")
+        if 0 < page.status < 500:
             return
         now = time.monotonic()
-        state = f"answers {status}" if status else "cannot be reached"
+        state = f"answers {page.status}" if page.status else "cannot be reached"
         if now - start_s >= within_s:
-            raise ServerAway(f"{client.root} still {state} after {within_s:g} s (--ready-check-timeout-sec)")
+            raise ServerAway(
+                f"{client.root} still {state} after {within_s:g} s (--ready-check-timeout-sec): {page.why}"
+            )
         if now - told_s >= TELL_EVERY_S:
-            tell(f"{client.root} {state}; waiting, {within_s - (now - start_s):.0f} s more at most")
+            left_s = within_s - (now - start_s)
+            tell(f"{client.root} {state}; waiting, {left_s:.0f} s more at most ({page.why})")
             told_s = now
         await asyncio.sleep(POLL_S)
 
@@ -51,19 +55,25 @@ async def chosen_model(client: Client, model: str | None) -> str:
     """``model``, or the first that the server lists; ``ServerAway`` if it lists none."""
     if model is not None:
         return model
-    listed = await client.models()
+    page = await client.page("/v1/models")
+    if page.why:
+        raise ServerAway(
+            f"{client.root}/v1/models: {page.why}; is it an OpenAI-compatible server, and is the key right?"
+        )
+    listed = list(cards(page.body))
     if not listed:
         raise ServerAway(f"{client.root}/v1/models lists no model; name one with --model")
     return listed[0]
 
 
 async def learn_counting(client: Client, shape: Shape) -> tuple[Shape, Answered]:
-    """``shape`` with the most that the server will count (usage on every event, at the end, not at all), and the answer that
-    showed it.
+    """``shape`` with the most that the server will count, of what ``shape`` asks for (usage on every event, at the end, not at
+    all), and the answer that showed it.
 
     ``ServerAway`` with the server's sentence where it refuses a plain request too.
     """
-    for counting in STREAM_OPTIONS:
+    counts = list(STREAM_OPTIONS)
+    for counting in counts[counts.index(shape.counting) :]:
         tried = msgspec.structs.replace(shape, counting=counting)
         answered = await client.send(_short(tried, LEAD, "ready"))
         if not answered.fault:
@@ -115,7 +125,7 @@ async def identity(client: Client, model: str) -> dict[str, Any]:
         "url": client.root,
         "model": model,
         "version": _json(await client.get("/version")),
-        "card": _card(_json(await client.get("/v1/models")), model),
+        "card": _card(await client.get("/v1/models"), model),
     }
 
 
@@ -144,7 +154,6 @@ def _json(body: bytes | None) -> Any:
         return None
 
 
-def _card(listed: Any, model: str) -> Any:
-    cards = listed.get("data") if isinstance(listed, dict) else None
-    found = [card for card in cards or () if isinstance(card, dict) and card.get("id") == model]
-    return {name: value for name, value in found[0].items() if name != "created"} if found else None
+def _card(listed: bytes | None, model: str) -> dict[str, Any] | None:
+    found = cards(listed).get(model)
+    return None if found is None else {name: value for name, value in found.items() if name != "created"}

@@ -37,7 +37,7 @@ def read(path: Path) -> list[Session]:
         for session in _sessions(file, wrong):
             wrong += [f"{file}, session {session.session!r}: {problem}" for problem in problems(session)]
             sessions.append(session)
-    counts = Counter(session.session for session in sessions)
+    counts = Counter(name for session in sessions for name in session.names)
     wrong += [f"{path}: {count} sessions are called {name!r}" for name, count in counts.items() if count > 1]
     if wrong:
         raise TraceError("; ".join(wrong))

@@ -6,7 +6,6 @@ Takes what was asked for and the words a server knows; gives sessions with their
 import itertools
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from flashstep.bench.load.arrivals import Arrivals
 from flashstep.bench.load.bodies import Shape
 from flashstep.bench.load.lengths import UNCHECKED, Range, Words
-from flashstep.bench.load.prompts import PROBE, WARM_UP, RandomPrompts, Session, read_prompts
+from flashstep.bench.load.prompts import PROBE, WARM_UP, PromptFile, RandomPrompts, Session
 
 ARRIVALS = 9  # a stream of random numbers beside those of prompts
 PROBE_ARRIVALS = 10
@@ -24,15 +23,14 @@ Plan = Iterator[tuple[float, Session]]
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent and when. ``source`` makes the prompts, or is their file, where ``output_len`` is for turns that name none.
+    """What is sent and when. ``source`` makes the prompts, or is a file of them.
 
     ``num_prompts`` are sessions; it or ``duration_s`` ends the run, whichever comes first. ``probe_rate`` is of small
     requests beside the load, a second. ``slos_ms`` are limits by "ttft", "tpot", "e2el".
     """
 
-    source: RandomPrompts | Path
+    source: RandomPrompts | PromptFile
     shape: Shape
-    output_len: int | None = None
     arrivals: Arrivals = Arrivals()
     max_concurrency: int | None = None
     num_prompts: int | None = None
@@ -42,18 +40,17 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     slos_ms: dict[str, float] = {}
     seed: int = 0
 
-    def file_sessions(self) -> list[Session]:
-        """Of a file as source; ``PromptError``."""
-        assert isinstance(self.source, Path)
-        chat, recorded = self.shape.endpoint == "chat", self.shape.history == "recorded"
-        return read_prompts(self.source, output_len=self.output_len, chat=chat, needs_answers=recorded)
+    @property
+    def is_paced(self) -> bool:
+        """Sessions have times of their own to begin at, so that one that waits for a place is late."""
+        return self.arrivals.ramp is not None or not math.isinf(self.arrivals.rate)
 
     def plan(self, words: Words | None) -> Plan:
         """Sessions with the seconds after the start at which they begin; the same for the same seed. ``words`` are for random
         prompts; ``ValueError`` where prompts are too short for the server's template."""
         rng = np.random.default_rng([self.seed, ARRIVALS])
-        if isinstance(self.source, Path):
-            listed = self.file_sessions()[: self.num_prompts]
+        if isinstance(self.source, PromptFile):
+            listed = self.source.sessions[: self.num_prompts]
             sessions, number = iter(listed), len(listed)
         else:
             assert words is not None
@@ -68,7 +65,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         Before a file's prompts, random words.
         """
         chat = self.shape.endpoint == "chat"
-        source = WARM_UP_BEFORE_FILE if isinstance(self.source, Path) else self.source
+        source = WARM_UP_BEFORE_FILE if isinstance(self.source, PromptFile) else self.source
         sessions = source.sessions(words or UNCHECKED, self.seed, stream=WARM_UP, chat=chat)
         numbered = enumerate(itertools.islice(sessions, self.num_warmups))
         return [

@@ -4,16 +4,18 @@ Takes what a model replied; gives what it said and whether that is right. A line
 interrupted goes on where it stopped; a torn last line (its writer was killed) is asked again. Knows no model and no HTTP.
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
 from flashstep.bench.quality.extract import Rule, extract, is_right
 from flashstep.bench.quality.questions import Question
+from flashstep.telemetry.lines import write_whole
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +88,9 @@ def calls_of(tool_text: str) -> tuple[str, ...]:
 class AnswerFile:
     """The file at ``path``. ``header`` is what the runs have in common; a file of another one is refused.
 
-    ``resume`` False: the file must not be there yet. Used with ``with``. ``answers`` holds the newest line of each run and
-    question that was answered; ``ended`` the runs that are complete and kept.
+    ``resume`` False: the file must not be there yet; True: it must. Used with ``with``. A full disk ends the file and not the
+    run: ``fault`` then says so, in a sentence. ``answers`` holds the newest line of each run and question that was answered;
+    ``ended`` the runs that are complete and kept.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], *, resume: bool) -> None:
@@ -97,10 +100,16 @@ class AnswerFile:
         plain = msgspec.json.decode(msgspec.json.encode(header))
         if path.exists() and not resume:
             raise ValueError(f"{path} is there already: go on with it by --resume, or give another --answers")
-        whole = self._read(plain) if path.exists() else 0
-        self._file = path.open("ab")
-        self._file.truncate(whole)
-        if not whole:
+        if resume and not path.exists():
+            raise ValueError(f"{path}: there is no such file of answers to go on with")
+        self.fault = ""
+        self._size = self._read(plain) if path.exists() else 0
+        try:
+            self._file = path.open("ab", buffering=0)
+            self._file.truncate(self._size)
+        except OSError as error:
+            raise ValueError(f"the answers {path} cannot be written: {error.strerror}") from None
+        if not self._size:
             self._write({"plan": plain})
 
     def _read(self, header: dict[str, Any]) -> int:
@@ -118,7 +127,7 @@ class AnswerFile:
             raise ValueError(f"{self.path} holds no answers of eval: {error}") from None
         if found != header:
             raise ValueError(
-                f"{self.path} was begun otherwise, and cannot go on: {'; '.join(_changes(found, header))}"
+                f"{self.path} was begun otherwise, and cannot go on: {'; '.join(map(_in_words, _changes(found, header)))}"
             )
         return sum(map(len, lines))
 
@@ -148,8 +157,18 @@ class AnswerFile:
         return [question for question in questions if (run, question.id) not in self.answers]
 
     def _write(self, line: Any) -> None:
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
+        if self.fault:
+            return
+        data = msgspec.json.encode(line) + b"\n"
+        try:
+            write_whole(self._file.fileno(), data)
+            self._size += len(data)
+        except OSError as error:
+            self.fault = (
+                f"the answers {self.path} end early: {error.strerror}; what was answered later is not in them"
+            )
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +179,35 @@ class AnswerFile:
         self._file.close()
 
 
-def _changes(before: Any, now: Any, name: str = "") -> list[str]:
+WORDS = {  # of a header, where the flag has another name
+    "questions_sha256": "what stands in the questions",
+    "questions": "the questions",
+    "asked": "the number of questions (--limit)",
+    "draws": "--draws",
+    "runs": "the numbers of the runs (--round, --runs)",
+    "server": "the server's version",
+    "rejection_sample_method": "which drafts stand there",
+    "model": "the model",
+}
+
+
+def _in_words(change: "Change") -> str:
+    """A difference of two headers as whoever types the command names it."""
+    name = change.name.removeprefix("settings.").removeprefix("subject.").removeprefix("engine.")
+    flag = name if name.startswith("--") else f"--{name.replace('_', '-')}"
+    told = ["not given" if value is None else msgspec.json.encode(value).decode() for value in change[1:]]
+    return f"{WORDS.get(name, flag)}: {told[0]} then, {told[1]} now"
+
+
+class Change(NamedTuple):
+    """A value of one header that another one has otherwise; ``name`` is its path, with dots."""
+
+    name: str
+    before: Any
+    now: Any
+
+
+def _changes(before: Any, now: Any, name: str = "") -> list[Change]:
     """Where two headers differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         return [
@@ -168,4 +215,4 @@ def _changes(before: Any, now: Any, name: str = "") -> list[str]:
             for key in {**before, **now}
             for change in _changes(before.get(key), now.get(key), f"{name}.{key}" if name else key)
         ]
-    return [] if before == now else [f"{name} was {before!r} and is {now!r}"]
+    return [] if before == now else [Change(name, before, now)]

@@ -5,6 +5,7 @@ Completions' form, offered with it); other fields are the file's own business. G
 Knows no model.
 """
 
+import codecs
 import hashlib
 from collections import Counter
 from pathlib import Path
@@ -20,7 +21,8 @@ SHIPPED = {  # held out from the tiny model's training (train/questions.py makes
     "recall": Rule.CONTAINS,
     "calls": Rule.CALL,
 }
-MOST_TOLD = 10
+MOST_TOLD = 5
+WANTED = 'wanted is {"question": "...", "answer": "..."} on each line, as UTF-8'
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +58,9 @@ def read(source: str, *, rule: Rule | None = None) -> QuestionSet:
         raise ValueError(
             f"the questions {source}: {error.strerror or error}; give a file of JSON lines or one of {', '.join(SHIPPED)}"
         ) from None
+    if problem := _not_lines(data):
+        raise ValueError(f"{path} is no file of questions: {problem}; {WANTED}")
+    data = data.removeprefix(codecs.BOM_UTF8)
     found: list[Question] = []
     wrong: list[str] = []
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -72,9 +77,25 @@ def read(source: str, *, rule: Rule | None = None) -> QuestionSet:
         wrong.append("it is empty")
     if wrong:
         more = f"; and {len(wrong) - MOST_TOLD} more" if len(wrong) > MOST_TOLD else ""
-        raise ValueError(f"{path} is no file of questions: {'; '.join(wrong[:MOST_TOLD])}{more}")
+        raise ValueError(f"{path} is no file of questions: {'; '.join(wrong[:MOST_TOLD])}{more}; {WANTED}")
     digest = hashlib.sha256(data).hexdigest()[:12]
     return QuestionSet(name=path.stem, digest=digest, rule=rule, questions=tuple(found))
+
+
+def _not_lines(data: bytes) -> str:
+    """What ``data`` is instead of lines of UTF-8, as far as its beginning tells; "" if nothing speaks against them."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "it is UTF-16; write it as UTF-8"
+    text = data.removeprefix(codecs.BOM_UTF8).lstrip()
+    if text.startswith(b"["):
+        return "it is a JSON array; write each of its objects on a line of its own (jq -c '.[]')"
+    if text.split(b"\n", 1)[0].strip() == b"{":
+        return "its JSON goes over several lines; write each object on one line (jq -c)"
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return f"line {data.count(10, 0, error.start) + 1} is no UTF-8"
+    return ""
 
 
 def _question(line: bytes, *, number: int, rule: Rule) -> Question:

@@ -25,13 +25,13 @@ class Gone(Exception):
 class Arm(NamedTuple):
     """What answers: ``ask(questions, run, take)`` hands each reply to ``take``; ``subject`` is what an entry says of it.
 
-    ``false`` says why its answers cannot be the model's ("" if they can); asked again behind each run, for a server may be
+    ``false`` says why its answers cannot be the model's (() if they can); asked again behind each run, for a server may be
     another one by then.
     """
 
     ask: Callable[[Sequence[Question], int, Take], None]
     subject: dict[str, Any]
-    false: Callable[[], str]
+    false: Callable[[], tuple[str, ...]]
 
 
 class Counted(NamedTuple):
@@ -101,10 +101,9 @@ class Session(NamedTuple):
         made = entry_of(
             self._answers(number), failed, self.of, run=number, asked=len(self.asked.questions), ended=ended
         )
+        if self.kept.fault:
+            made = msgspec.structs.replace(made, faults=(*made.faults, self.kept.fault))
         if false := self.arm.false():
-            faults = (*made.faults, f"the answers are not the model's: {false}")
-            synthetic = "synthetic acceptance" in false
-            return msgspec.structs.replace(
-                made, synthetic_acceptance=synthetic, complete=False, faults=faults
-            )
+            faults = (*made.faults, f"the answers are not the model's: {' and '.join(false)}")
+            return msgspec.structs.replace(made, falsified_by=false, complete=False, faults=faults)
         return made

@@ -66,8 +66,6 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     job: str | None
     raw: str
-    synthetic_acceptance: bool = False
-    routing: str = "real"
 
 
 def entry_of(
@@ -107,7 +105,5 @@ def entry_of(
         detail=msgspec.structs.asdict(score) | {"low": low, "high": high, "run": run},
         faults=tuple(faults),
         complete=score.answered == asked,
-        synthetic_acceptance=of.synthetic_acceptance,
-        routing=of.routing,
         raw=of.raw,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from flashstep.bench.load.cards import falsified_by
+from flashstep.bench.load.cards import cards, reasons
 from flashstep.bench.load.client import Answered, Call, Client
 from flashstep.bench.quality.answers import Reply, calls_of
 from flashstep.bench.quality.prompts import Asked, Plan, body
@@ -42,10 +42,13 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     version: str | None
     synthetic_acceptance: bool | None
+    speculates: bool | None = None
 
     @property
     def rejection(self) -> str:
         """Which drafts stand there, as far as one can know from outside."""
+        if self.speculates is False:
+            return "no drafts"
         if self.synthetic_acceptance is None:
             return "the server does not tell"
         return (
@@ -56,7 +59,8 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 async def describe(server: Server) -> Described:
     """``ValueError`` if there is no server, or it names no model and none was given."""
     async with server.client() as client:
-        models = await client.models()
+        listed = cards(await client.get("/v1/models"))
+        models = list(listed)
         model = server.model or (models[0] if models else None)
         if model is None:
             raise ValueError(
@@ -69,21 +73,24 @@ async def describe(server: Server) -> Described:
     except (msgspec.DecodeError, KeyError, TypeError):
         words = None
     synthetic = None if metrics is None or b"spec_decode" not in metrics else bool(SYNTHETIC.search(metrics))
-    return Described(model=model, version=words, synthetic_acceptance=synthetic)
+    # flashstep counts drafts as soon as there may be some; of others one cannot know
+    ours = listed.get(model, {}).get("owned_by") == "flashstep"
+    speculates = synthetic is not None if ours and metrics is not None else None
+    return Described(model=model, version=words, synthetic_acceptance=synthetic, speculates=speculates)
 
 
-async def falsity(server: Server) -> str:
-    """Why the server's texts cannot be its model's, by its own word; "" if they may be, or it says nothing.
+async def falsity(server: Server) -> tuple[str, ...]:
+    """Why the server's texts cannot be its model's, by its own word; () if they may be, or it says nothing.
 
     flashstep lists what makes its texts wrong on purpose, and counts drafts that stood by lot under a name of their own.
     """
     async with server.client() as client:
-        listed = falsified_by(await client.get("/v1/models"))
+        listed = cards(await client.get("/v1/models"))
         metrics = await client.get("/metrics")
-    told = [reason for reasons in listed.values() for reason in reasons]
+    told = [reason for card in listed.values() for reason in reasons(card)]
     if metrics is not None and SYNTHETIC.search(metrics):
         told.append("synthetic acceptance")
-    return " and ".join(dict.fromkeys(told))
+    return tuple(dict.fromkeys(told))
 
 
 async def ask(

@@ -5,10 +5,12 @@ Takes entries; gives sections.
 
 from collections.abc import Mapping, Sequence
 
-from flashstep.bench.ledger import Entry
+from flashstep.bench.ledger import Entry, routing
 from flashstep.bench.report.charts import ROW, Look, Panel
-from flashstep.bench.report.rows import MOST_GROUPS, arm, grouped, shown
+from flashstep.bench.report.rows import MOST_GROUPS, arm, grouped, named, shown
 from flashstep.bench.report.section import Grid, Section
+
+MOST_BARS = 40  # rows of one picture
 
 
 def acceptance(entries: Sequence[Entry], looks: Mapping[str, Look]) -> Section:
@@ -25,10 +27,10 @@ def acceptance(entries: Sequence[Entry], looks: Mapping[str, Look]) -> Section:
     longest = 1
     for entry in known:
         rates = [float(rate) for rate in entry.detail["acceptance_by_position"]]
-        label = arm(entry) + (" (synthetic)" if entry.synthetic_acceptance else "")
+        label = named(entry)
         places = list(range(1, len(rates) + 1))
         longest = max(longest, len(rates))
-        panel.line(places, rates, label, looks[arm(entry)], marker=looks[arm(entry)].marker)
+        panel.line(places, rates, label, looks[named(entry)], marker=looks[named(entry)].marker)
         rows.append([label, entry.kind, *(f"{rate:.3f}" for rate in rates)])
     panel.axes.set_xticks(range(1, longest + 1))
     panel.axes.set_ylim(0, 1.04)
@@ -52,14 +54,22 @@ def balancedness(entries: Sequence[Entry], looks: Mapping[str, Look]) -> Section
         panel = Panel(f"Balancedness of expert load, {name}", x="step", y="mean / most load")
         for member in members:
             values = _steps(member)
-            panel.line(list(range(len(values))), values, arm(member), looks[arm(member)])
+            panel.line(list(range(len(values))), values, named(member), looks[named(member)])
         panel.axes.set_ylim(0, 1.04)
         pictures.append(panel.picture(f"{name}. 1 is perfectly even."))
     for entry in entries:
         if "balancedness" in entry.metrics:
             window = entry.detail.get("balance", {}).get("window")
             told = "-" if window is None else f"{window:.3f}"
-            rows.append([arm(entry), entry.kind, entry.routing, f"{entry.metrics['balancedness']:.3f}", told])
+            rows.append(
+                [
+                    named(entry),
+                    entry.kind,
+                    routing(entry.falsified_by),
+                    f"{entry.metrics['balancedness']:.3f}",
+                    told,
+                ]
+            )
     head = ("arm", "kind", "routing", "mean of steps", "all steps together")
     return Section(
         "Balancedness of expert load",
@@ -79,15 +89,16 @@ def accuracy(entries: Sequence[Entry], looks: Mapping[str, Look]) -> Section:
     chosen = [entry for entry in entries if entry.kind == "eval" and "accuracy" in entry.metrics]
     pictures, rows = [], []
     for name, members in list(grouped(chosen).items())[:MOST_GROUPS]:
-        panel = Panel(f"Accuracy, {name}", x="right answers", height=0.9 + ROW * len(members))
+        panel = Panel(f"Accuracy, {name}", x="right answers", height=0.9 + ROW * min(len(members), MOST_BARS))
         for place, member in enumerate(members):
-            look, share, detail = looks[arm(member)], member.metrics["accuracy"], member.detail
+            look, share, detail = looks[named(member)], member.metrics["accuracy"], member.detail
             low, high = detail.get("low", share), detail.get("high", share)
-            panel.axes.plot([low, high], [place, place], color=look.color, linewidth=2)
-            panel.point(share, place, arm(member), look, hollow=not member.complete)
+            if place < MOST_BARS:
+                panel.axes.plot([low, high], [place, place], color=look.color, linewidth=2)
+                panel.point(share, place, named(member), look)
             rows.append(
                 [
-                    arm(member),
+                    named(member),
                     str(member.settings.get("questions", "-")),
                     str(member.round),
                     f"{shown(detail.get('right', '-'))} of {shown(detail.get('answered', '-'))}",
@@ -95,9 +106,10 @@ def accuracy(entries: Sequence[Entry], looks: Mapping[str, Look]) -> Section:
                     f"{low:.1%} to {high:.1%}",
                 ]
             )
-        panel.rows([f"{arm(member)}, run {member.round}"[:28] for member in members])
+        panel.rows([f"{arm(member)[:20]}, run {member.round}" for member in members[:MOST_BARS]])
         panel.shares(axis="x")
-        pictures.append(panel.picture(f"{name}. Lines are Wilson intervals of one run; hollow: incomplete."))
+        more = f" The first {MOST_BARS} of {len(members):,} runs." if len(members) > MOST_BARS else ""
+        pictures.append(panel.picture(f"{name}. Lines are Wilson intervals of one run.{more}"))
     head = ("arm", "questions", "run", "right", "accuracy", "95% interval of the run")
     return Section(
         "Accuracy",

@@ -25,6 +25,7 @@ TICKS = tuple(
     base * 10.0**power for power in range(-6, 10) for base in (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 )  # of logarithmic axes
 MOST_TICKS = 6
+MOST_LETTERS = 32  # of all numbers at an axis
 MOST_STAIRS = 400
 # colours that no picture has by chance, and what a page calls them
 INK, MUTED, RULE = "#0100f0", "#0200f0", "#0300f0"
@@ -38,9 +39,18 @@ Scale = Literal["linear", "log"]
 
 
 class Look(NamedTuple):
-    """How an arm looks everywhere on a page: colour, marker and line differ, so that none of them is needed alone."""
+    """How an arm looks everywhere on a page: colour, marker and line differ, so that none of them is needed alone.
+
+    ``hollow``: its figures are not what the arm does (incomplete, faulty, wrong on purpose); lines are thin then.
+    """
 
     number: int
+    hollow: bool = False
+
+    @property
+    def face(self) -> str:
+        """What its marks and bars are filled with."""
+        return "none" if self.hollow else self.color
 
     @property
     def color(self) -> str:
@@ -89,7 +99,7 @@ class Panel:
         self.figure.patch.set_alpha(0)
         self.axes: Axes = self.figure.add_subplot()
         self.axes.patch.set_alpha(0)
-        self.axes.set_xlabel(x, color=INK)
+        self.axes.set_xlabel(f"{x} (log scale)" if x_scale == "log" else x, color=INK)
         self.axes.set_ylabel(y, color=INK)
         self.axes.set_xscale(x_scale)
         self.axes.grid(visible=True, color=RULE, linewidth=0.6)
@@ -118,7 +128,15 @@ class Panel:
         """``marker`` stands at each point; ``stairs``: ``y`` holds until the next point."""
         how = "steps-post" if stairs else "default"
         self.axes.plot(
-            x, y, color=look.color, linestyle=look.dash, marker=marker, markersize=5, drawstyle=how
+            x,
+            y,
+            color=look.color,
+            linestyle=look.dash,
+            linewidth=0.8 if look.hollow else 1.6,
+            marker=marker,
+            markersize=5,
+            markerfacecolor=look.face,
+            drawstyle=how,
         )
         self._legend[label] = look
 
@@ -132,16 +150,13 @@ class Panel:
         x = np.concatenate([ordered[:1], ordered])
         self.line(x.tolist(), np.concatenate([[0.0], shares]).tolist(), label, look, stairs=True)
 
-    def point(
-        self, x: float, y: float, label: str, look: Look, *, hollow: bool = False, note: str = ""
-    ) -> None:
-        face = "none" if hollow else look.color
+    def point(self, x: float, y: float, label: str, look: Look, *, note: str = "") -> None:
         self.axes.plot(
             [x],
             [y],
             marker=look.marker,
             color=look.color,
-            markerfacecolor=face,
+            markerfacecolor=look.face,
             linestyle="none",
             markersize=6,
         )
@@ -160,7 +175,7 @@ class Panel:
         self._legend[label] = look
 
     def bar(self, y: float, x: float, label: str, look: Look, *, thickness: float) -> None:
-        self.axes.barh(y, x, thickness, color=look.color)
+        self.axes.barh(y, x, thickness, facecolor=look.face, edgecolor=look.color)
         self._legend[label] = look
 
     def rows(self, names: Sequence[str]) -> None:
@@ -187,8 +202,17 @@ class Panel:
         self.axes.xaxis.set_major_locator(FixedLocator(powers if len(powers) >= MOST_TICKS - 2 else chosen))
         self.axes.xaxis.set_minor_locator(NullLocator())
 
+    def _thin_ticks(self) -> None:
+        """Fewer ticks of a linear x axis whose numbers are long, that they do not meet."""
+        axis = self.axes.xaxis
+        if self.axes.get_xscale() == "linear" and isinstance(axis.get_major_locator(), MaxNLocator):
+            ticks = list(axis.get_major_locator()())
+            if sum(len(label) for label in axis.get_major_formatter().format_ticks(ticks)) > MOST_LETTERS:
+                axis.set_major_locator(MaxNLocator(2))
+
     def picture(self, caption: str) -> Picture:
         """The SVG, with the page's colours and identifiers of its own."""
+        self._thin_ticks()
         out = io.StringIO()
         self.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
         number = next(self._numbers)
@@ -197,8 +221,11 @@ class Panel:
 
 def _figures(value: float, _: object = None) -> str:
     """A number of an axis, short: 1,200 or 0.25 or 1.2M."""
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:,.4g}M"
+    if abs(value) >= 1e15:
+        return f"{value:.1e}"
+    for name, least in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if abs(value) >= least:
+            return f"{value / least:.4g}{name}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from flashstep.bench.ledger import Entry
-from flashstep.bench.report import behaviour, serving, steps
+from flashstep.bench.report import behaviour, plain, serving, steps
 from flashstep.bench.report.charts import SERIES, VARIABLES, Look, Picture
-from flashstep.bench.report.rows import arm, doubts, figures, looks
+from flashstep.bench.report.rows import arm, doubts, figures, looks, marks, several
 from flashstep.bench.report.section import Grid, Section
 
 STYLE = Path(__file__).with_name("page.css")
+MOST_ENTRIES, MOST_ROWS = 500, 1000  # of tables; pictures are of everything
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 GLYPHS = {
     "o": '<circle cx="16" cy="6" r="4"/>',
@@ -100,10 +101,17 @@ def _summary(entries: Sequence[Entry]) -> str:
     machines = list(dict.fromkeys(f"{entry.origin.machine} ({entry.origin.device})" for entry in entries))
     revisions = list(dict.fromkeys(entry.origin.revision for entry in entries))
     days = sorted({entry.origin.date[:10] for entry in entries})
+    hollow = sum(1 for entry in entries if marks(entry))
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    count = several(len(entries), "entry", "entries")
     return (
-        f"{len(entries)} entries of {_several('arm', arms)}, from {when}, on {_several('machine', machines)}, "
+        f"{count} of {_several('arm', arms)}, from {when}, on {_several('machine', machines)}, "
         f"at {_several('commit', revisions)}."
+        + (
+            f" Drawn hollow, for a reason that the legend tells: {hollow} that ended early, had faults or were wrong on purpose."
+            if hollow
+            else ""
+        )
     )
 
 
@@ -159,9 +167,10 @@ def _picture(picture: Picture) -> str:
 
 def _swatch(look: Look) -> str:
     color = f"var({VARIABLES[SERIES[look.number % len(SERIES)]]})"
+    fill, width = ("none", 0.8) if look.hollow else (color, 2)
     return (
-        f'<svg viewBox="0 0 32 12" aria-hidden="true" style="stroke:{color};fill:{color}">'
-        f'<path d="M0 6h32" stroke-width="2" stroke-dasharray="{LINES[look.dash]}"/>{GLYPHS[look.marker]}</svg>'
+        f'<svg viewBox="0 0 32 12" aria-hidden="true" style="stroke:{color};fill:{fill}">'
+        f'<path d="M0 6h32" stroke-width="{width}" stroke-dasharray="{LINES[look.dash]}"/>{GLYPHS[look.marker]}</svg>'
     )
 
 
@@ -171,10 +180,10 @@ def _entries(entries: Sequence[Entry]) -> str:
             entry.id,
             entry.kind,
             arm(entry),
+            "; ".join([*doubts(entry), *entry.faults]) or "-",
+            "; ".join(figures(entry)) or "-",
             str(entry.round),
             entry.job or "-",
-            "; ".join(figures(entry)) or "-",
-            ", ".join([*doubts(entry), *entry.faults]) or "-",
             "-" if entry.seed is None else str(entry.seed),
             entry.origin.date.replace("T", " ")[:16],
             entry.origin.revision,
@@ -182,13 +191,28 @@ def _entries(entries: Sequence[Entry]) -> str:
             entry.origin.driver or "-",
             entry.raw or "-",
         ]
-        for entry in entries
+        for entry in _faulty_first(entries)[:MOST_ENTRIES]
     ]
-    head = "entry,kind,arm,round,job,figures,doubts and faults,seed,date (UTC),commit,machine,driver,raw data".split(
+    head = "entry,kind,arm,doubts and faults,figures,round,job,seed,date (UTC),commit,machine,driver,raw data".split(
         ","
     )
-    grid = Grid("A + behind a commit: tracked files differed from it.", head, rows, frozenset({3, 7}))
-    return f'<section><h2 id="{_anchor("Entries")}">Entries</h2>{_table(grid, "Entries", wide={5, 6})}</section>\n'
+    told = "Those with faults come first. A + behind a commit: tracked files differed from it."
+    grid = Grid(_capped(entries) + told, head, rows, frozenset({5, 7}))
+    table = _table(grid, "Entries", wide={3, 4}, cards=True)
+    return f'<section><h2 id="{_anchor("Entries")}">Entries</h2>{table}</section>\n'
+
+
+def _faulty_first(entries: Sequence[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: not marks(entry))
+
+
+def _capped(entries: Sequence[Entry]) -> str:
+    """What a page of very many entries leaves out; the pictures are of all."""
+    return (
+        f"{MOST_ENTRIES:,} of {len(entries):,} entries; the others are in the ledger only. "
+        if len(entries) > MOST_ENTRIES
+        else ""
+    )
 
 
 def _origins(entries: Sequence[Entry]) -> str:
@@ -196,10 +220,11 @@ def _origins(entries: Sequence[Entry]) -> str:
     told = "".join(
         f"<details><summary>{_text(entry.id)}: {_text(entry.kind)}, {_text(arm(entry))}, round {entry.round}</summary>"
         f"<pre>{_text(entry.origin.command)}</pre><pre>{_text(_plain(entry))}</pre></details>"
-        for entry in entries
+        for entry in _faulty_first(entries)[:MOST_ENTRIES]
     )
     name = "Where they come from"
-    return f'<section><h2 id="{_anchor(name)}">{name}</h2><p>Commands, settings and subjects.</p>{told}</section>\n'
+    lead = f"<p>{_capped(entries)}Commands, settings and subjects.</p>"
+    return f'<section><h2 id="{_anchor(name)}">{name}</h2>{lead}{told}</section>\n'
 
 
 def _plain(entry: Entry) -> str:
@@ -212,19 +237,28 @@ def _plain(entry: Entry) -> str:
     return msgspec.json.format(msgspec.json.encode(fields), indent=2).decode()
 
 
-def _table(grid: Grid, name: str, *, wide: frozenset[int] | set[int] = frozenset()) -> str:
+def _table(
+    grid: Grid, name: str, *, wide: frozenset[int] | set[int] = frozenset(), cards: bool = False
+) -> str:
+    """``cards``: on a phone each row is a card, its cells below one another under the names of their columns."""
+
     def cell(tag: str, place: int, text: str) -> str:
         kind = "right" if place in grid.right else "wide" if place in wide else ""
-        return f"<{tag}{f' class={kind}' if kind else ''}{' scope=col' if tag == 'th' else ''}>{_text(text)}</{tag}>"
+        kind = f"{kind} none".strip() if tag == "td" and text == "-" else kind
+        named = f' data-name="{_text(grid.head[place])}"' if cards and tag == "td" else ""
+        of = f' class="{kind}"' if kind else ""
+        return f"<{tag}{of}{named}{' scope=col' if tag == 'th' else ''}>{_text(text)}</{tag}>"
 
     head = "".join(cell("th", place, text) for place, text in enumerate(grid.head))
     body = "".join(
         f"<tr>{''.join(cell('td', place, text) for place, text in enumerate(row))}</tr>\n"
-        for row in grid.rows
+        for row in grid.rows[:MOST_ROWS]
     )
+    left_out = len(grid.rows) - MOST_ROWS
+    caption = f"{grid.caption} ({MOST_ROWS:,} of {len(grid.rows):,} rows)" if left_out > 0 else grid.caption
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(name)}">'
-        f"<table><caption>{_text(grid.caption)}</caption>"
+        f'<div class="scroll{" cards" if cards else ""}" tabindex="0" role="region" aria-label="{_text(name)}">'
+        f"<table><caption>{_text(caption)}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -234,7 +268,8 @@ def _anchor(title: str) -> str:
 
 
 def _text(text: object) -> str:
-    return html.escape(str(text))
+    """What others wrote, too: no markup, nothing that turns the text around it, nothing invisible."""
+    return html.escape(plain.shown(str(text)))
 
 
 def default_title(entries: Sequence[Entry]) -> str:

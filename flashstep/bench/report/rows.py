@@ -3,7 +3,7 @@
 Takes ledger entries; gives strings and groups. Knows no HTML and no pictures.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,38 +11,64 @@ import msgspec
 from flashstep.bench.ledger import Entry
 from flashstep.bench.metrics import METRICS
 from flashstep.bench.report.charts import Look
+from flashstep.bench.report.plain import isolated
 
 MOST_GROUPS = 6  # pictures of one kind on a page
-SWEPT = (
+SWEPT = (  # load, and how much of it: a sweep changes them, and its points are still of one workload
     "max_concurrency",
     "concurrency",
+    "lanes",
     "batch_size",
     "request_rate",
     "arrivals",
     "ranks",
-)  # load, not workload
+    "num_prompts",
+    "num_warmups",
+    "duration_s",
+    "seed",
+)
+MOST_LETTERS = 32
+MOST_TOLD, MOST_APART = 4, 8  # settings in the name of a group, and those by which it differs from others
+PARTS = ("source", "shape", "arrivals", "body")  # of settings, whose names say nothing
 
 
 def arm(entry: Entry) -> str:
     """The arm's label; without one, what was measured."""
-    if entry.label:
-        return entry.label
-    model = entry.subject.get("model")
-    return str(model).rstrip("/").rsplit("/", 1)[-1] if model else "without a label"
+    model = str(entry.subject.get("model") or "without a label")
+    return isolated(entry.label or model.rstrip("/").rsplit("/", 1)[-1])
+
+
+def marks(entry: Entry) -> list[str]:
+    """Why pictures show this entry hollow: its figures are not what an arm does."""
+    return [
+        *([] if entry.complete else ["incomplete"]),
+        *entry.falsified_by,
+        *(["with faults"] if entry.faults else []),
+    ]
+
+
+def named(entry: Entry) -> str:
+    """The arm with its ``marks``: entries of one such name may be drawn as one series."""
+    found = marks(entry)
+    return f"{arm(entry)} ({', '.join(found)})" if found else arm(entry)
 
 
 def looks(entries: Sequence[Entry]) -> dict[str, Look]:
-    """One for each arm, in the order in which they come."""
-    names = dict.fromkeys(arm(entry) for entry in entries)
-    return {name: Look(number) for number, name in enumerate(names)}
+    """One for each arm, in the order in which they come, by the names of ``named``: hollow where there are marks."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(map(arm, entries)))}
+    return {named(entry): Look(numbers[arm(entry)], hollow=bool(marks(entry))) for entry in entries}
+
+
+def several(count: int, one: str, many: str = "") -> str:
+    """ "1 run", "3 runs"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def doubts(entry: Entry) -> list[str]:
     """What a reader must know before believing a figure of this entry."""
     return [
         *([] if entry.complete else ["incomplete"]),
-        *(["synthetic acceptance"] if entry.synthetic_acceptance else []),
-        *([f"{entry.routing} routing"] if entry.routing != "real" else []),
+        *entry.falsified_by,
         *(["uncommitted changes"] if entry.origin.dirty else []),
     ]
 
@@ -51,33 +77,68 @@ def grouped(entries: Sequence[Entry], *, swept: bool = False) -> dict[str, list[
     """Entries of the same kind and settings, by a name; ``swept``: those that differ in their load only are together."""
     groups: dict[bytes, list[Entry]] = {}
     for entry in entries:
-        settings = {name: value for name, value in entry.settings.items() if not (swept and name in SWEPT)}
-        key = msgspec.json.encode([entry.kind, settings], order="deterministic")
+        key = msgspec.json.encode([entry.kind, _flat(entry.settings, swept=swept)], order="deterministic")
         groups.setdefault(key, []).append(entry)
-    names = [workload(members[0], swept=swept) for members in groups.values()]
+    firsts = [members[0] for members in groups.values()]
+    names = [
+        workload(first, [other for other in firsts if other.kind == first.kind], swept=swept)
+        for first in firsts
+    ]
     return {
         name if names.count(name) == 1 else f"{name} ({number})": members
         for number, (name, members) in enumerate(zip(names, groups.values(), strict=True), 1)
     }
 
 
-def workload(entry: Entry, *, swept: bool = False) -> str:
-    """A few words on the settings of ``entry``: the first of its plain values that say something."""
-    words = [
-        f"{name.replace('_', ' ')} {shown(value)}"
-        for name, value in entry.settings.items()
-        if isinstance(value, (int, float, str))
-        and value
-        and not isinstance(value, bool)
-        and not name.endswith("sha256")
-        and not (swept and name in SWEPT)
+def workload(entry: Entry, others: Sequence[Entry] = (), *, swept: bool = False) -> str:
+    """A few words on the settings of ``entry``: what is otherwise in ``others``, and the first that say something."""
+    settings = _flat(entry.settings, swept=swept)
+    flat = [_flat(other.settings, swept=swept) for other in others]
+    apart = [name for name in settings if any(other.get(name) != settings[name] for other in flat)]
+    apart += [
+        name for name in dict.fromkeys(name for other in flat for name in other) if name not in settings
     ]
-    return f"{entry.kind}: {', '.join(words[:4])}" if words else entry.kind
+    telling = [name for name, value in settings.items() if value and not isinstance(value, (bool, list))]
+    told = [*apart, *(name for name in telling if name not in apart)][
+        : max(MOST_TOLD, min(len(apart), MOST_APART))
+    ]
+    words = [f"{name.replace('_', ' ')} {_short(settings.get(name))}" for name in told]
+    return f"{entry.kind}: {', '.join(words)}" if words else entry.kind
+
+
+def _flat(settings: Mapping[str, Any], *, swept: bool) -> dict[str, Any]:
+    """Settings that were given, by their own names where they are alone with them; a range is one value."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if value is None or (swept and name in SWEPT):
+            continue
+        if not isinstance(value, Mapping):
+            found[name] = value
+        elif value.keys() == {"low", "high"}:
+            low, high = value["low"], value["high"]
+            found[name] = low if low == high else f"{low} to {high}"
+        else:
+            for inner, it in _flat(value, swept=swept).items():
+                other = found.get(inner, settings.get(inner))
+                if other != it:
+                    found[inner if name in PARTS and other is None else f"{name} {inner}"] = it
+    return found
+
+
+def _short(value: Any) -> str:
+    """A setting in a few letters."""
+    if value is None:
+        return "not given"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = shown(value) if isinstance(value, (int, float)) else value
+    text = text if isinstance(text, str) else msgspec.json.encode(value).decode()
+    return isolated(text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…")
 
 
 def load(entry: Entry) -> str:
     """How much was asked at once, where the settings say it: the note at a point of a frontier."""
-    for name in ("max_concurrency", "concurrency", "batch_size"):
+    for name in ("max_concurrency", "concurrency", "lanes", "batch_size"):
         value = entry.settings.get(name)
         if isinstance(value, int):
             return str(value)
@@ -89,11 +150,17 @@ def figures(entry: Entry) -> list[str]:
     known = [name for name in METRICS if name in entry.metrics]
     others = [name for name in entry.metrics if name not in METRICS]
     return [
-        f"{METRICS[name].words} {shown(entry.metrics[name])} {METRICS[name].unit}".rstrip()
+        f"{METRICS[name].words} {shown(entry.metrics[name])} {_unit(name)}".rstrip()
         if name in METRICS
         else f"{name} {shown(entry.metrics[name])}"
         for name in (*known, *others)
     ]
+
+
+def _unit(name: str) -> str:
+    """The unit of a metric, where its words do not say it: "tokens a step" are tokens."""
+    metric = METRICS[name]
+    return "" if metric.unit in metric.words.split() else metric.unit
 
 
 def shown(value: Any) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from flashstep.bench.ledger import Entry
 from flashstep.bench.metrics import METRICS
 from flashstep.bench.report.charts import Look, Panel, Picture
-from flashstep.bench.report.rows import MOST_GROUPS, arm, grouped, load, shown
+from flashstep.bench.report.rows import MOST_GROUPS, grouped, load, named, several, shown
 from flashstep.bench.report.section import Grid, Section
 
 INTERACTIVITY = {  # kind -> what its x is, in words
@@ -33,26 +33,24 @@ def frontier(entries: Sequence[Entry], looks: Mapping[str, Look]) -> Section:
         panel = Panel(
             f"Throughput against interactivity, {name}", x=INTERACTIVITY[kind], y="output tokens/s, all users"
         )
-        for label in dict.fromkeys(arm(member) for member in members):
-            of_arm = [member for member in members if arm(member) == label]
+        for label in dict.fromkeys(named(member) for member in members):
+            of_arm = [member for member in members if named(member) == label]
             points = [(place, member) for member in of_arm if (place := _place(member)) is not None]
             for (x, y), member in points:
-                panel.point(x, y, label, looks[label], hollow=not member.complete, note=load(member))
+                panel.point(x, y, label, looks[label], note=load(member))
                 rows.append([label, kind, load(member) or "-", shown(x), shown(y), member.id])
             front = pareto([place for place, _ in points])
             panel.axes.plot(*zip(*front, strict=True), color=looks[label].color, linestyle=looks[label].dash)
         places = [place for member in members if (place := _place(member)) is not None]
         panel.from_zero(max(x for x, _ in places), max(y for _, y in places))
-        pictures.append(
-            panel.picture(f"{name}. A number at a point is how many run at once; hollow: incomplete.")
-        )
+        pictures.append(panel.picture(f"{name}. A number at a point is how many run at once."))
     left_out = len(chosen) - len(usable)
     missing = (
         "No entry of serve, replay or decode has both an interactivity and an output throughput."
         if not usable
         else _and_more(len(groups))
         + (
-            f"{left_out} entries have no interactivity or no throughput and are not shown."
+            f"Without interactivity or throughput, and not shown: {several(left_out, 'entry', 'entries')}."
             if left_out
             else ""
         )
@@ -122,8 +120,8 @@ def _spread(
     for member in members:
         values = list(member.samples.column(column).values())
         if values:
-            found.setdefault(arm(member), []).extend(values)
-            runs[arm(member)] = runs.get(arm(member), 0) + 1
+            found.setdefault(named(member), []).extend(values)
+            runs[named(member)] = runs.get(named(member), 0) + 1
     if not found:
         return []
     everything = np.concatenate([np.asarray(values) for values in found.values()])
@@ -143,7 +141,8 @@ def _spread(
     panel.shares()
     panel.axes.set_ylim(0, 1.02)
     told = "; ".join(
-        f"{label}: {len(values)} requests in {runs[label]} run(s)" for label, values in found.items()
+        f"{label}: {several(len(values), 'request')} in {several(runs[label], 'run')}"
+        for label, values in found.items()
     )
     return [panel.picture(f"{metric.words.capitalize()}, {name}. {told}.")]
 

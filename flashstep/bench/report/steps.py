@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from flashstep.bench.ledger import Entry
 from flashstep.bench.report.charts import HEIGHT, INK, ROW, Look, Panel, Picture
-from flashstep.bench.report.rows import MOST_GROUPS, arm, grouped, shown
+from flashstep.bench.report.rows import MOST_GROUPS, grouped, named, shown
 from flashstep.bench.report.section import Grid, Section
 
 STEPPED = ("latency", "decode", "probe")
@@ -33,7 +33,7 @@ def times(entries: Sequence[Entry], looks: Mapping[str, Look]) -> Section:
         panel = Panel(f"Distribution of step times, {name}", x="step time, us", y="share of steps")
         found: dict[str, list[float]] = {}
         for member in members:
-            found.setdefault(arm(member), []).extend(member.samples.column("step_us").values())
+            found.setdefault(named(member), []).extend(member.samples.column("step_us").values())
         for label, values in found.items():
             panel.steps(values, label, looks[label])
         panel.shares()
@@ -91,7 +91,7 @@ def distance(entries: Sequence[Entry], looks: Mapping[str, Look]) -> Section:
             continue
         panel = Panel(
             f"Distance to the floor, {case}",
-            x="measured / floor (1 is the floor)",
+            x="measured / floor",
             height=0.9 + ROW * len(bounded),
             x_scale="log",
         )
@@ -105,7 +105,9 @@ def distance(entries: Sequence[Entry], looks: Mapping[str, Look]) -> Section:
             us / part.floor_us for part in bounded for us in part.us.values() if us > 0 and part.floor_us
         ]
         panel.log_range(min(0.8, *ratios) * 0.9, max(2.0, *ratios) * 1.25)
-        pictures.append(panel.picture(f"{case}: how many times its floor each part takes."))
+        pictures.append(
+            panel.picture(f"{case}: how many times its floor each part takes; the line at 1 is the floor.")
+        )
     return Section(
         "Distance to the floors",
         "Time of each part over its floor: what is far right has most to gain, weighed by its time above.",
@@ -144,7 +146,7 @@ def _cases(entries: Sequence[Entry]) -> dict[str, list[Part]]:
         for case in entry.detail.get("cases", ()) if entry.kind == "forward" else ():
             for name, us, floor_us in _measured(case):
                 found = whole.setdefault(case["case"], {}).setdefault(name, {})
-                found.setdefault(arm(entry), []).append(us)
+                found.setdefault(named(entry), []).append(us)
                 floors.setdefault((case["case"], name), floor_us)
     return {
         case: [
@@ -175,7 +177,9 @@ def chains(entries: Sequence[Entry]) -> Section:
         by_name: dict[str, list[float]] = {}
         for key, us in entry.samples.column("chain_us").items():
             by_name.setdefault(key.rsplit(" #", 1)[0], []).append(us)
-        rows += [[arm(entry), entry.kind, name, shown(statistics.median(us))] for name, us in by_name.items()]
+        rows += [
+            [named(entry), entry.kind, name, shown(statistics.median(us))] for name, us in by_name.items()
+        ]
     return Section(
         "Op chains",
         "One replay of a captured graph, the median.",

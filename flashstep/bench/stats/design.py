@@ -1,23 +1,30 @@
-"""Designs: in which order arms run, how far an order leaves time in the difference, and what a design can find at all.
+"""Designs: in which order arms run, how far an order leaves time in the difference, and the least p of a design.
 
-Takes names, counts and spreads. Knows no measurement.
+Takes names and counts. Knows no measurement.
 """
 
-import functools
 import math
 from collections.abc import Hashable, Sequence
 
-from scipy import optimize, stats
+# of places, round by round. Three arms: all six orders, each next to its reverse. Each arm stands in each place twice, each one
+# follows each other twice within rounds, and what a round leaves to the next falls on A and B alike.
+ORDERS = {2: ((0, 1), (1, 0)), 3: ((0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1), (1, 0, 2))}
 
 
 def order(arms: Sequence[str], *, rounds: int) -> list[tuple[int, str]]:
-    """(round, arm) in the order to run: A B, B A, A B, ... (E23); with a control A B C, C B A, ...
+    """(round, arm) in the order to run: A B, B A, A B, ... (E23); with a control all six orders of three.
 
-    A drift that is linear in time cancels over every two rounds. ``ValueError`` for an odd number, where it would not.
+    A drift that is linear in time cancels over every two rounds, what a run leaves to the next over all orders. ``ValueError``
+    for a number of rounds that does not hold all orders equally often.
     """
-    if rounds < 2 or rounds % 2:
-        raise ValueError(f"{rounds} rounds; an even number is balanced (A B B A)")
-    return [(r, arm) for r in range(rounds) for arm in (arms if r % 2 == 0 else arms[::-1])]
+    if len(arms) not in ORDERS:
+        raise ValueError(f"{len(arms)} arms; there are two, or three with a control")
+    orders = ORDERS[len(arms)]
+    if rounds < 1 or rounds % len(orders):
+        raise ValueError(
+            f"{rounds} rounds; {len(arms)} arms are balanced in {len(orders)}, {2 * len(orders)}, {3 * len(orders)}, ... rounds"
+        )
+    return [(r, arms[place]) for r in range(rounds) for place in orders[r % len(orders)]]
 
 
 def separation(labels: Sequence[Hashable], first: Hashable, second: Hashable) -> float:
@@ -36,10 +43,14 @@ def smallest_p(blocks: Sequence[tuple[int, int]]) -> float:
     return min(2 / math.prod(math.comb(a + b, a) for a, b in blocks), 1.0)
 
 
-def fewest_rounds(alpha: float) -> int:
-    """The least even number of paired rounds with which the sign-flip can reach ``alpha``: 6 for 0.05."""
-    rounds = max(math.ceil(1 - math.log2(alpha)), 2)
-    return rounds + rounds % 2
+def fewest_rounds(alpha: float, *, arms: int = 2) -> int:
+    """The least balanced number of paired rounds with which the sign-flip can reach ``alpha``: 6 for 0.05."""
+    return balanced(math.ceil(1 - math.log2(alpha)), arms=arms)
+
+
+def balanced(rounds: int, *, arms: int) -> int:
+    """The least number that holds all orders of ``arms`` equally often, and not less than ``rounds``."""
+    return math.ceil(rounds / len(ORDERS[arms])) * len(ORDERS[arms])
 
 
 def fewest_runs(alpha: float) -> int:
@@ -48,26 +59,3 @@ def fewest_runs(alpha: float) -> int:
     while smallest_p([(runs, runs)]) > alpha:
         runs += 2
     return runs
-
-
-def power(effect: float, *, sd: float, n: int, alpha: float) -> float:
-    """Chance that a two-sided paired t test of ``n`` differences with spread ``sd`` finds a mean difference of ``effect``.
-
-    By the noncentral F, which t squared has: scipy's noncentral t is NaN in places (and its F is wrong at 0).
-    """
-    if effect == 0:
-        return alpha
-    reach = stats.t.ppf(1 - alpha / 2, n - 1)
-    return float(stats.ncf.sf(reach**2, 1, n - 1, n * (effect / sd) ** 2))
-
-
-def detectable(*, sd: float, n: int, alpha: float, chance: float = 0.8) -> float:
-    """The mean difference that ``n`` paired differences with spread ``sd`` find with that ``chance``."""
-    return sd * _spreads(n, alpha, chance)
-
-
-@functools.cache
-def _spreads(n: int, alpha: float, chance: float) -> float:
-    """The same in units of the spread."""
-    most = 4 * float(stats.t.ppf(1 - alpha / 2, n - 1)) + 10
-    return float(optimize.brentq(lambda x: power(x, sd=1.0, n=n, alpha=alpha) - chance, 0.0, most))

@@ -15,6 +15,7 @@ from scipy import stats
 DRAWS = 100_000
 MOST_ARRANGEMENTS = 200_000  # C(20, 10) = 184,756 of ten runs an arm, 2^17 of seventeen pairs
 MOST_POINTS = 2_000_000  # of a convolution
+MOST_PRODUCTS = 500_000_000  # of a convolution: about a second
 NEARLY = 1e-12  # sums of the same numbers in another order
 
 
@@ -114,14 +115,18 @@ def sign_flip(differences: Sequence[float] | np.ndarray, *, draws: int = DRAWS, 
     """Sign-flip over items (E26): T = sum of differences; under no difference each sign is as likely as its opposite.
 
     Whole numbers (right answers over all runs) are convolved, few other values are enumerated: both exact. Else ``draws``.
+    ``ValueError`` for what is no finite number.
     """
     values = np.asarray(differences, float)
+    if not np.isfinite(values).all():
+        raise ValueError("a difference is no finite number")
     values = values[values != 0]
     if not len(values):
         return Tested(p=1.0, smallest=1.0, exact=True, count="no item differs")
     smallest = 2.0 ** (1 - len(values))
-    if np.all(values == np.rint(values)) and np.abs(values).sum() <= MOST_POINTS:
-        return Tested(p=_convolved(np.rint(values).astype(int)), smallest=smallest, exact=True, count="exact")
+    whole = np.rint(values).astype(np.int64) if np.abs(values).sum() <= MOST_POINTS else np.zeros(0, np.int64)
+    if np.array_equal(values, whole) and _products(whole) <= MOST_PRODUCTS:
+        return Tested(p=_convolved(whole), smallest=smallest, exact=True, count="exact")
     if 2 ** len(values) <= MOST_ARRANGEMENTS:
         return exchange(np.zeros(len(values)), values, range(len(values)), range(len(values))).tested
     total, rng, hits = values.sum(), np.random.default_rng(seed), 0
@@ -143,13 +148,31 @@ def _batches(draws: int, width: int) -> list[int]:
     return [min(size, draws - begin) for begin in range(0, draws, size)]
 
 
+def _magnitudes(values: np.ndarray) -> list[tuple[int, int]]:
+    """Each with how often it occurs, in units of what divides them all."""
+    found, counts = np.unique(np.abs(values), return_counts=True)
+    found = found // np.gcd.reduce(found)
+    return list(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def _products(values: np.ndarray) -> int:
+    """How much work ``_convolved`` is."""
+    length, work = 1, 0
+    for magnitude, count in _magnitudes(values):
+        work += length * (count + 1)
+        length += magnitude * count
+    return work
+
+
 def _convolved(values: np.ndarray) -> float:
     """P(|T*| >= |T|) of whole numbers: the sum of those with a plus sign, magnitude by magnitude."""
-    law = np.ones(1)
-    for magnitude, count in zip(*np.unique(np.abs(values), return_counts=True), strict=True):
-        comb = np.zeros(int(magnitude * count) + 1)
-        comb[:: int(magnitude)] = stats.binom.pmf(np.arange(count + 1), count, 0.5)
-        law = np.convolve(law, comb)
+    unit, law = int(np.gcd.reduce(np.abs(values))), np.ones(1)
+    for magnitude, count in _magnitudes(values):
+        longer = np.zeros(len(law) + magnitude * count)
+        for place, chance in enumerate(stats.binom.pmf(np.arange(count + 1), count, 0.5)):
+            longer[place * magnitude : place * magnitude + len(law)] += chance * law
+        law = longer
+    values = values // unit
     span = len(law) - 1
     totals = np.abs(2 * np.arange(span + 1) - span)
     return float(min(law[totals >= abs(int(values.sum()))].sum(), 1.0))
@@ -192,7 +215,7 @@ def exchange(
             exact=exact,
             count=f"{min(2 * tail, places)}/{places}" + ("" if exact else " drawn"),
         ),
-        interval=_kept(moved, swaps, 1 - confidence),
+        interval=_kept(moved, swaps, 1 - confidence, near),
     )
 
 
@@ -244,13 +267,14 @@ def _drawn(
     return moved, swaps
 
 
-def _kept(moved: np.ndarray, swaps: np.ndarray, alpha: float) -> Interval:
+def _kept(moved: np.ndarray, swaps: np.ndarray, alpha: float, near: float) -> Interval:
     """The shifts of B that are not rejected: between order statistics of the mean differences of what changes places.
 
-    For paired rounds these are the means of all subsets of the differences (Hartigan 1969, "typical values").
+    For paired rounds these are the means of all subsets of the differences (Hartigan 1969, "typical values"). Within ``near`` of
+    0 they are 0, as for the test.
     """
     places = len(moved)
-    steps = np.sort(moved[swaps > 0] / swaps[swaps > 0])
+    steps = np.sort(np.where(np.abs(moved) <= near, 0.0, moved)[swaps > 0] / swaps[swaps > 0])
     place = max(int(alpha * places / 2 + 1e-9), 1)
     return Interval(
         low=float(steps[place - 1]),
@@ -258,6 +282,11 @@ def _kept(moved: np.ndarray, swaps: np.ndarray, alpha: float) -> Interval:
         confidence=max(1 - 2 * place / places, 0.0),
         words="all shifts that the exchange test does not reject",
     )
+
+
+def unequal_shares(a: tuple[int, int], b: tuple[int, int]) -> float:
+    """Fisher's exact p that (failed, of how many) have one share in common."""
+    return float(stats.fisher_exact([[failed, of - failed] for failed, of in (a, b)]).pvalue)
 
 
 def summary(values: Sequence[float] | np.ndarray) -> Summary:

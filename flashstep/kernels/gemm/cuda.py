@@ -10,7 +10,7 @@ import ctypes
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -37,7 +37,8 @@ SHORTEST, CLUSTER = (
 BF16 = 2  # a format of linear.cu beside 0 (scales of blocks) and 1 (of rows)
 TILE_ROWS = (8, 16, 32, 48, 64, 96, 128)
 WIDE = 128  # rows of a tile that takes 128 outputs and a multiprocessor of its own
-ENOUGH_TILES = 60  # that a program each computes all of its chunks
+FEW_OF_ONE = 64  # rows up to which a weight of one chunk takes tiles for few rows
+ENOUGH_TILES, ENOUGH_PLAIN = 40, 60  # of 128 x 128 for programs that compute all of several chunks
 MANY_ROWS = 1024  # from here on expanding the weight pays
 SHARED_BYTES = 226 << 10  # of a multiprocessor
 # a block as 32-bit words: (half a tile of 16 inputs, warp, row of eight, column of four, later eight inputs, later eight rows)
@@ -236,6 +237,51 @@ def _multiply_plain(x_TI: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return out_TO
 
 
+class Tiles(NamedTuple):
+    """What a program computes: 64 ``wide`` outputs of ``rows`` rows; all chunks (``loop``) of them, or one of a cluster's.
+
+    ``together`` programs stand on a multiprocessor at once (``loop``), and their next 64 inputs take them ``us``.
+    """
+
+    wide: int
+    rows: int
+    loop: bool
+    together: int = 1
+    us: float = 0.0
+
+    def programs(self, *, rows: int, groups: int, outputs: int) -> int:
+        return triton.cdiv(rows, self.rows) * triton.cdiv(outputs, self.wide * BLOCK) * groups
+
+
+# measured on an H200, 2026-12-01, at 96 to 768 rows; of bf16 weights those that win
+LOOPED = (
+    Tiles(wide=1, rows=64, loop=True, together=2, us=0.37),
+    Tiles(wide=1, rows=96, loop=True, together=1, us=0.29),
+    Tiles(wide=1, rows=96, loop=True, together=2, us=0.44),
+    Tiles(wide=2, rows=128, loop=True, us=0.46),
+)
+LOOPED_PLAIN = (Tiles(wide=2, rows=96, loop=True, us=0.39), Tiles(wide=2, rows=128, loop=True, us=0.43))
+# of weights of one chunk, besides
+WIDEST, WIDEST_PLAIN = (Tiles(wide=3, rows=128, loop=True, us=us) for us in (0.68, 0.57))
+
+
+@functools.cache  # every launch comes by
+def tiles_of(*, rows: int, groups: int, outputs: int, chunks: int, plain: bool) -> Tiles:
+    """Tiles for ``rows`` rows: where programs compute all chunks, those whose waves take the least. No result depends on it."""
+    wide_tiles = triton.cdiv(rows, WIDE) * triton.cdiv(outputs, 2 * BLOCK) * groups
+    enough = ENOUGH_PLAIN if plain else ENOUGH_TILES
+    if rows <= (FEW_OF_ONE if chunks == 1 else WIDE) or (chunks > 1 and wide_tiles < enough):
+        tile_rows = next((n for n in TILE_ROWS if n >= rows), WIDE)
+        return Tiles(wide=2 if tile_rows == WIDE else 1, rows=tile_rows, loop=False)
+
+    def us(tiles: Tiles) -> float:
+        programs = tiles.programs(rows=rows, groups=groups, outputs=outputs)
+        return triton.cdiv(programs, MULTIPROCESSORS * tiles.together) * tiles.us
+
+    looped, widest = (LOOPED_PLAIN, WIDEST_PLAIN) if plain else (LOOPED, WIDEST)
+    return min((*looped, widest) if chunks == 1 else looped, key=us)
+
+
 def _launch(x_TGI: Tensor, weight: Tensor, out_TGO: Tensor, *, cut: Cut, form: int) -> None:
     rows, groups, inputs = x_TGI.shape
     if not rows:
@@ -245,13 +291,7 @@ def _launch(x_TGI: Tensor, weight: Tensor, out_TGO: Tensor, *, cut: Cut, form: i
     if x_TGI.stride(2) != 1 or any(stride % 8 for stride in x_TGI.stride()[:2]) or x_TGI.data_ptr() % 16:
         x_TGI = x_TGI.contiguous()
     outputs = out_TGO.shape[2]
-    tile_rows = next((n for n in TILE_ROWS if n >= rows), WIDE)
-    tiles = (
-        triton.cdiv(rows, tile_rows)
-        * triton.cdiv(outputs, 2 * BLOCK if tile_rows == WIDE else BLOCK)
-        * groups
-    )
-    loop = rows > WIDE and (cut.chunks == 1 or tiles >= ENOUGH_TILES)
+    tiles = tiles_of(rows=rows, groups=groups, outputs=outputs, chunks=cut.chunks, plain=form == BF16)
     call = _Call(
         x=x_TGI.data_ptr(),
         weight=weight.data_ptr(),
@@ -266,9 +306,16 @@ def _launch(x_TGI: Tensor, weight: Tensor, out_TGO: Tensor, *, cut: Cut, form: i
         wide=out_TGO.dtype is torch.float32,
         chunk=cut.chunk,
         chunks=cut.chunks,
-        tile_rows=tile_rows,
-        loop=loop,
-        shared=_shared_bytes(tile_rows, programs=tiles * cut.chunks, chunks=cut.chunks, form=form),
+        tile_rows=tiles.rows,
+        loop=tiles.wide if tiles.loop else 0,
+        shared=SHARED_BYTES // tiles.together
+        if tiles.loop
+        else _shared_bytes(
+            tiles.rows,
+            programs=tiles.programs(rows=rows, groups=groups, outputs=outputs) * cut.chunks,
+            chunks=cut.chunks,
+            form=form,
+        ),
         programmatic=programmatic(x_TGI.device),
         stream=torch.cuda.current_stream(x_TGI.device).cuda_stream,
     )

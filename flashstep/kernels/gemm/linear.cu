@@ -17,7 +17,7 @@ struct Call {
     int wide;       // out is fp32
     int chunk, chunks;
     int tile_rows;  // N
-    int loop;       // a block computes all chunks
+    int loop;       // a block computes all chunks: of how many times 64 outputs, or 0
     int shared;     // bytes of shared memory that a block may take
     int programmatic;
     cudaStream_t stream;
@@ -242,6 +242,8 @@ template <int N, int U, int WG, Format F> struct Stage {
     static constexpr int BYTES = X + WG * U * BLOCK;
 };
 
+constexpr int WIDEST = 3;  // WG that leaves no registers for a second sum: for weights of one chunk
+
 // One tile of 64 WG outputs x N rows. LOOP: all chunks here; otherwise the one of the block's place in its cluster.
 // U: steps of a stage.
 template <int N, int U, int WG, bool LOOP, Format F>
@@ -275,7 +277,8 @@ __global__ void __launch_bounds__(WG * 128 + 32, WG == 1 ? 2 : 1)
     __syncthreads();
     if (!LOOP && p.chunks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 
-    float sum[N / 2], total[LOOP ? N / 2 : 1];
+    constexpr bool ADDS = LOOP && WG < WIDEST;
+    float sum[N / 2], total[ADDS ? N / 2 : 1];
     if (warp == WG * 4) {
         uint32_t chosen;
         asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(chosen));
@@ -350,7 +353,7 @@ __global__ void __launch_bounds__(WG * 128 + 32, WG == 1 ? 2 : 1)
                     release(s + 1);
                 }
             }
-            if constexpr (LOOP) {
+            if constexpr (ADDS) {
 #pragma unroll
                 for (int i = 0; i < N / 2; ++i) total[i] = from ? total[i] + sum[i] : sum[i];
             }
@@ -367,12 +370,16 @@ __global__ void __launch_bounds__(WG * 128 + 32, WG == 1 ? 2 : 1)
         else asm volatile("{.reg .b16 h;\ncvt.rn.bf16.f32 h, %1;\nst.global.b16 [%0], h;}" ::"l"(reinterpret_cast<uint16_t*>(p.out) + place), "f"(v) : "memory");
     };
     if constexpr (LOOP) {
+        const auto& found = [&]() -> const float(&)[N / 2] {
+            if constexpr (ADDS) return total;
+            else return sum;
+        }();
         if (warp < WG * 4 && !p.wide && p.outputs % 8 == 0) {
-            store_tile<N, WG>(total, base, reinterpret_cast<uint16_t*>(p.out) + (int64_t)group * p.outputs, (int64_t)gridDim.z * p.outputs, t0,
+            store_tile<N, WG>(found, base, reinterpret_cast<uint16_t*>(p.out) + (int64_t)group * p.outputs, (int64_t)gridDim.z * p.outputs, t0,
                               p.rows, tile * 64, p.outputs);
         } else if (warp < WG * 4) {
 #pragma unroll
-            for (int i = 0; i < N / 2; ++i) store(warp, i, total[i]);
+            for (int i = 0; i < N / 2; ++i) store(warp, i, found[i]);
         }
     } else if (p.chunks == 1) {
         if (warp < WG * 4)
@@ -498,7 +505,8 @@ template <int N, int U, int WG, bool LOOP> int launch(const Call& c, const Produ
 extern "C" int linear(const Call* call) {
     const Call& c = *call;
     Product p = {static_cast<const uint8_t*>(c.weight), c.out, c.rows, c.outputs, c.steps, (c.outputs + 63) / 64, c.chunk, c.chunks, 0, c.wide != 0};
-    switch (c.loop ? -c.tile_rows : c.tile_rows) {
+    if (c.loop == WIDEST && c.chunks > 1) return cudaErrorInvalidConfiguration;
+    switch (c.loop * 1000 + c.tile_rows) {
         case 8: return launch<8, 2, 1, false>(c, p);
         case 16: return launch<16, 2, 1, false>(c, p);
         case 32: return launch<32, 1, 1, false>(c, p);
@@ -506,7 +514,11 @@ extern "C" int linear(const Call* call) {
         case 64: return launch<64, 1, 1, false>(c, p);
         case 96: return launch<96, 1, 1, false>(c, p);
         case 128: return launch<128, 1, 2, false>(c, p);
-        case -128: return launch<128, 2, 2, true>(c, p);
+        case 1064: return launch<64, 2, 1, true>(c, p);
+        case 1096: return launch<96, 2, 1, true>(c, p);
+        case 2096: return launch<96, 2, 2, true>(c, p);
+        case 2128: return launch<128, 2, 2, true>(c, p);
+        case 3128: return launch<128, 1, 3, true>(c, p);
     }
     return cudaErrorInvalidConfiguration;
 }

@@ -24,9 +24,10 @@ RUN = 8  # rows that share a decoded key, at most
 MOST_ROWS = (
     512  # rows of one pass; so many come from prompts, and are chosen for through the best of their blocks
 )
-THREADS, MOST_THREADS = 512, 1024
-FEW_ROWS, LONG, PARTS = 16, 65_536, 16  # so few rows of so many scores are cut into so many parts
-MOST_PLACES = 131_072  # scores of one part
+THREADS = 512  # of a block of score.cu
+FEW_ROWS, LONG, PARTS = 16, 65_536, 22  # so few rows of so many scores are cut into so many parts
+MOST_PLACES = 262_144  # scores of one part
+LISTED = 8192  # scores that a block of choose.cu lists
 SPLITS, PROGRAMS = 22, 384  # of a row's candidates, and of all rows'
 
 
@@ -197,6 +198,8 @@ def _chosen(
     if out is None:
         out = torch.empty(rows, count, dtype=torch.int32, device=scores_TN.device)
     if rows and count:
+        if (count + 1) * MEMBERS > LISTED:
+            peaks_TN = None
         parts = 1 if peaks_TN is not None else _part_count(rows, limit)
         listed = listed_scores = None
         if parts > 1:
@@ -220,7 +223,6 @@ def _chosen(
             candidates_TM.shape[1] if candidates_TM is not None else 0,
             members,
             parts,
-            MOST_THREADS if rows * parts <= 2 * multiprocessors(out.device) else THREADS,
             device=out.device,
         )
     return out

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashstep.kernels.device import ANY_ORDER
 from flashstep.kernels.registry import Cost, Family, Implementation
 from flashstep.quant.tensor import QuantTensor
 
@@ -20,6 +21,12 @@ class Moe(Family):
     """Public MoE ops."""
 
     TABLE = (
+        *(
+            Implementation(
+                op=f"moe.{op}", module="flashstep.kernels.moe.e4m3", needs=frozenset({"sm90", ANY_ORDER})
+            )
+            for op in ("prepare_experts", "experts")
+        ),
         *(
             Implementation(op=f"moe.{op}", module="flashstep.kernels.moe.cuda", needs=frozenset({"sm90"}))
             for op in OPS

@@ -23,6 +23,10 @@ ROUTER, FEW_ROWS, MANY_ROWS, AROUND = (
 )
 ROUTED_TOGETHER = 64  # rows that one launch takes from hidden state to experts
 ROUTED_EXPERTS = 32  # experts of a block of that launch
+FEW_ROUTED, FEW_CHUNKS = (
+    8,
+    32,
+)  # rows of that launch whose logits are waited for one by one, and chunks of a cluster
 SOFTMAX = "softmax"
 BLOCK, STEP = 16, 64  # outputs and inputs of a fragment
 TOGETHER = 8  # blocks whose fragments of one step lie together: a tile
@@ -70,10 +74,14 @@ class Weight4(NamedTuple):
 
 
 class PreparedGate(NamedTuple):
-    """bf16 [E, D], columns padded to eight, and the two counters by which the router's blocks meet (one launch at a time)."""
+    """bf16 [E, D], columns padded to eight, and by what the router's blocks meet (one launch at a time).
+
+    ``arrived`` are two counters; ``logits_TE`` are those of up to ``FEW_ROUTED`` rows, int32 -1 between launches.
+    """
 
     weight: Tensor
     arrived: Tensor
+    logits_TE: Tensor
     width: int
 
     def double(self) -> Tensor:
@@ -90,8 +98,7 @@ class PreparedExperts(NamedTuple):
     @property
     def gate_up(self) -> Tensor:
         """float64 [E, 2F, D], the gate before up, for the reference."""
-        weight_EOI = self.gate_up_weight.double().unflatten(1, (-1, 2, 8))
-        return torch.cat((weight_EOI[:, :, 0].flatten(1, 2), weight_EOI[:, :, 1].flatten(1, 2)), dim=1)
+        return apart(self.gate_up_weight.double())
 
     @property
     def down(self) -> Tensor:
@@ -99,11 +106,19 @@ class PreparedExperts(NamedTuple):
         return self.down_weight.double()
 
 
+def apart(weight_EOI: Tensor) -> Tensor:
+    """[E, 2F, D], gate and up in turns of eight rows, with the gate before up."""
+    turns = weight_EOI.unflatten(1, (-1, 2, 8))
+    return torch.cat((turns[:, :, 0].flatten(1, 2), turns[:, :, 1].flatten(1, 2)), dim=1)
+
+
 def prepare_gate(weight_ED: Tensor) -> PreparedGate:
     """See ``Moe.prepare_gate``."""
     width = weight_ED.shape[1]
     padded = torch.nn.functional.pad(weight_ED, (0, -width % 8)).contiguous()
-    return PreparedGate(padded, torch.zeros(2, dtype=torch.int32, device=weight_ED.device), width)
+    device = weight_ED.device
+    logits_TE = torch.full((FEW_ROUTED, padded.shape[0]), -1, dtype=torch.int32, device=device)
+    return PreparedGate(padded, torch.zeros(2, dtype=torch.int32, device=device), logits_TE, width)
 
 
 def route(
@@ -127,11 +142,14 @@ def route(
         x_TD = torch.nn.functional.pad(x_TD, (0, width - gate.width))
     x_TD = x_TD.contiguous()
     library = cuda_library(ROUTER)
-    launch = _Launch(device)
+    launch = Launch(device)
     last = (experts, count, float(scale), float(temperature), int(scoring == SOFTMAX))
     chunks = -(-width // GATE_CHUNK)
     if rows <= ROUTED_TOGETHER and chunks * -(-experts // ROUTED_EXPERTS) <= 3 * multiprocessors(device):
-        sums_CTE = torch.empty(chunks, rows, experts, dtype=torch.float32, device=device)
+        few = rows <= FEW_ROUTED and chunks <= FEW_CHUNKS
+        sums_CTE = (
+            gate.logits_TE if few else torch.empty(chunks, rows, experts, dtype=torch.float32, device=device)
+        )
         out = (experts_TK, weights_TK, rows, width)
         launch(library.moe_route, x_TD, gate.weight, bias_E, sums_CTE, gate.arrived, *out, *last)
         return experts_TK, weights_TK
@@ -151,7 +169,7 @@ def swiglu(gate_up_TF: Tensor, *, limit: float) -> Tensor:
     rows, inner = gate_up_TF.shape[0], gate_up_TF.shape[1] // 2
     out_TF = torch.empty(rows, inner, dtype=torch.bfloat16, device=gate_up_TF.device)
     if rows:
-        launch = _Launch(gate_up_TF.device)
+        launch = Launch(gate_up_TF.device)
         launch(cuda_library(AROUND).moe_swiglu, gate_up_TF.contiguous(), out_TF, rows, inner, float(limit))
     return out_TF
 
@@ -173,7 +191,7 @@ def experts(
     inner_PF = torch.empty(pairs, down.inputs, dtype=torch.bfloat16, device=x_TD.device)
     y_PD = torch.empty(pairs, width, dtype=torch.bfloat16, device=x_TD.device)
     experts_TK, weights_TK = experts_TK.contiguous(), weights_TK.contiguous()
-    launch = _Launch(x_TD.device)
+    launch = Launch(x_TD.device)
     plan: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
     many = block_t > MOST_FEW
     if many or pairs > PLANNED_APART:
@@ -209,7 +227,7 @@ def rows_of_item(*, pairs: int, experts: int) -> int:
     return next((rows for mean, rows in ITEMS if pairs <= mean * experts), ITEMS[-1][1])
 
 
-class _Launch:
+class Launch:
     """Calls of the library's launchers: tensors by address, floats as such, the stream and the attribute last."""
 
     def __init__(self, device: torch.device) -> None:

@@ -15,6 +15,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     prompt_tokens: int
     cached_tokens: int
+    transferred_tokens: int  # their records came from outside
     completion_tokens: int
     max_tokens: int
     temperature: float

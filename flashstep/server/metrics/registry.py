@@ -168,7 +168,9 @@ class Metrics:
 
     def _observe(self, outcome: Outcome) -> None:
         self._prompt_tokens.observe(outcome.prompt_tokens)
-        self._computed_tokens.observe(outcome.prompt_tokens - outcome.cached_tokens)
+        self._computed_tokens.observe(
+            outcome.prompt_tokens - outcome.cached_tokens - outcome.transferred_tokens
+        )
         self._generation_tokens.observe(outcome.completion_tokens)
         self._max_tokens.observe(outcome.max_tokens)
         self._preemptions.observe(outcome.preemptions)

@@ -35,16 +35,25 @@ def test_a_duration_ends_them() -> None:
     assert list(islice(endless, 3)) == [0.0, 0.0, 0.0], "a closed loop's sessions are all due at once"
 
 
-@pytest.mark.parametrize(("ramp", "middle"), [("linear", 50.5), ("exponential", 10.0)])
-def test_a_ramp_goes_from_one_rate_to_the_other(ramp: str, middle: float) -> None:
-    arrivals = Arrivals(ramp=ramp, start_rate=1.0, end_rate=100.0)
-    assert [arrivals.rate_at(progress) for progress in (0, 0.5, 1, 2)] == pytest.approx([1, middle, 100, 100])
-    gaps = np.diff(times(arrivals, 4001))
-    assert gaps[:200].mean() > 5 * gaps[-200:].mean()
-    by_time = times(Arrivals(ramp="linear", start_rate=1.0, end_rate=100.0), None, 20.0)
-    late = (by_time > 10).sum()
-    assert late == pytest.approx(3 * (len(by_time) - late), rel=0.2), (
-        "a linear ramp sends 3/4 in its second half"
+@pytest.mark.parametrize(
+    ("ramp", "first", "last"),
+    [("linear", 0.01, 100.0), ("linear", 60.0, 5.0), ("linear", 50.0, 50.0), ("exponential", 1.0, 100.0),
+     ("exponential", 80.0, 2.0), ("exponential", 50.0, 50.0)],
+)  # fmt: skip
+def test_a_ramp_sends_what_its_rates_say_in_every_part_of_it(ramp: str, first: float, last: float) -> None:
+    """The law of a Poisson process: in each sixth of the time as many as the integral of the rate, within 5 standard errors."""
+    arrivals = Arrivals(ramp=ramp, start_rate=first, end_rate=last)  # ty: ignore[invalid-argument-type]
+    runs = [times(arrivals, None, 60.0, seed) for seed in range(20)]
+    shares = np.linspace(0, 1, 6001)
+    rates = first + (last - first) * shares if ramp == "linear" else first * (last / first) ** shares
+    for part in range(6):
+        sent = sum(((10 * part <= run) & (run < 10 * part + 10)).sum() for run in runs)
+        wished = 20 * 10 * rates[1000 * part : 1000 * part + 1000].mean()
+        assert abs(sent - wished) < 5 * math.sqrt(wished) + 2
+    by_number = [times(arrivals, 600, seed=seed)[-1] for seed in range(20)]
+    over_s = 600 / rates.mean()
+    assert np.mean(by_number) == pytest.approx(over_s, rel=0.06), (
+        "where a number is asked for, the ramp ends with it"
     )
 
 

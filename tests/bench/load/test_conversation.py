@@ -63,7 +63,7 @@ def test_prompts_share_text_just_as_far_as_they_share_blocks(words: Words, drawn
                 )
                 whole = sum(
                     part.last <= common and not part.tail
-                    for part in segments(stream, session.block_tokens)[place]
+                    for part in list(segments(stream, session.block_tokens))[place]
                 )
                 assert two[:whole] == one[:whole]
     assert shrunk > 3, "contexts were compacted"
@@ -149,3 +149,16 @@ def test_the_mark_is_the_first_user_s_and_recorded_text_stays(words: Words) -> N
         "go on",
     ]
     assert len(rid("r", "s", 0)) == 12 and rid("r", "s", 0) != rid("r", "s", 1) != rid("q", "s", 1)
+
+
+def test_turns_may_be_asked_for_in_any_order_and_each_is_made_when_it_is_asked_for(words: Words) -> None:
+    session = max(generate(6, seed=2, habits=scaled(Habits(), 0.02)), key=lambda each: len(each.turns))
+    places = [Place(0, turn) for turn in range(len(session.turns))]
+    assert len(places) >= 9
+    in_order, any_order = (
+        Prompts(session, words, run="r", rid=None),
+        Prompts(session, words, run="r", rid=None),
+    )
+    told = {place: in_order.messages(place) for place in places[:9]}
+    for place in reversed(places[:9]):
+        assert any_order.messages(place) == told[place]

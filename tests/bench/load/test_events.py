@@ -1,6 +1,7 @@
 """Server-sent events: however the bytes are cut, and whatever stands between them, the same events come out."""
 
 import json
+import time
 from itertools import pairwise
 
 import pytest
@@ -95,3 +96,56 @@ def test_an_error_is_told_whatever_its_shape(error: str) -> None:
 def test_what_is_no_event_is_malformed(data: bytes) -> None:
     with pytest.raises(MalformedEvent):
         read_piece(data)
+
+
+def test_every_line_end_of_the_standard_is_one() -> None:
+    for end in (b"\n", b"\r", b"\r\n"):
+        text = end.join([b"data: one", b"", b"data: two", b"data: lines", b"", b": bye", b""])
+        for size in (1, 2, len(text)):
+            reader, found = EventReader(), []
+            for start in range(0, len(text), size):
+                found += reader.feed(text[start : start + size])
+            assert found == [b"one", b"two\nlines"]
+
+
+def test_a_line_in_many_pieces_is_joined_once() -> None:
+    """Four times the bytes take four times as long, not sixteen."""
+
+    def taken_s(pieces: int) -> float:
+        reader, start_s = EventReader(), time.process_time()
+        for _ in range(pieces):
+            reader.feed(b"data: " + b"x" * 1024)
+        return time.process_time() - start_s
+
+    taken_s(1000)
+    assert min(taken_s(32_000) for _ in range(3)) < 9 * min(taken_s(8_000) for _ in range(3)) + 0.02
+
+
+def test_an_event_of_endless_lines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "LONGEST_EVENT_BYTES", 1 << 20)
+    reader = EventReader()
+    with pytest.raises(MalformedEvent, match="1 MiB"):
+        for _ in range(3 << 10):
+            reader.feed(b"data: " + b"x" * 1000 + b"\n")
+    reader = EventReader()
+    for _ in range(3 << 10):
+        assert reader.feed(b"data: " + b"x" * 1000 + b"\n\n"), "many events are none too long"
+
+
+@pytest.mark.parametrize("count", ["1000000000000", "-5", "12.5", "NaN", '"many"', "[3]"])
+def test_a_count_that_is_none_is_left_out_and_the_text_kept(count: str) -> None:
+    found = read_piece(f'{{"choices":[{{"text":"a"}}],"usage":{{"completion_tokens":{count}}}}}'.encode())
+    assert found.text == "a" and found.usage is None and "usage is no count" in found.unread
+
+
+def test_figures_against_the_format_do_not_cost_the_text() -> None:
+    whole = read_piece(b'{"choices":[{"text":"a"}],"usage":{"completion_tokens":12.0}}')
+    assert whole.usage is not None and whole.usage.completion_tokens == 12 and whole.unread
+    nan = read_piece(
+        b'{"choices":[{"delta":{"content":"a"},"logprobs":{"content":[{"token":"a","logprob":NaN}]}}]}'
+    )
+    assert (nan.text, nan.token_ids) == ("a", 1) and "against the format" in nan.unread
+
+
+def test_an_error_object_is_an_error() -> None:
+    assert read_piece(b'{"object":"error","message":"too long","code":400}').error == "too long"

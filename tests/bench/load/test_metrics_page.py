@@ -67,3 +67,21 @@ def test_what_a_server_does_not_count_is_none() -> None:
 def test_a_page_that_is_none_is_an_error() -> None:
     with pytest.raises(ValueError):
         read_counters("<html>not found</html>")
+
+
+STARTED = "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds {}\n"
+
+
+def test_counters_of_two_processes_are_not_compared() -> None:
+    before = read_counters(page(100, (60,), 1000, 100) + STARTED.format(1e9))
+    again = between(before, read_counters(page(150, (90,), 3000, 500) + STARTED.format(2e9)))
+    assert "started anew" in again.fault and again.acceptance_length is again.prefix_cache_hit_rate is None
+    back = between(before, read_counters(page(10, (5,), 20, 3) + STARTED.format(1e9)))
+    assert "went back" in back.fault and back.prefix_cache_hit_rate is None
+    lot = page(10, (5,), 20, 3, prefix="flashstep:synthetic_spec_decode") + STARTED.format(2e9)
+    assert between(before, read_counters(lot)).synthetic, "that drafts stood by lot is told all the same"
+
+
+def test_a_position_that_is_no_number_has_no_place() -> None:
+    strange = page(10, (5, 3), 1, 0).replace('position="1"', 'position="last"')
+    assert between({}, read_counters(strange)).by_position == (0.5,)

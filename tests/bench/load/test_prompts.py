@@ -1,6 +1,8 @@
 """Sessions: the same for the same seed, in lengths that were wished; and files, whose wrong lines are all named."""
 
+import hashlib
 import json
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -92,7 +94,7 @@ def test_a_file_of_each_kind_of_line(tmp_path: Path) -> None:
             "turns": [{"user": "a", "answer": "b", "output_len": 2}, {"user": "c", "think_s": 1.5}],
         },
     )
-    one, two, three = read_prompts(file, output_len=3, chat=True, needs_answers=True)
+    one, two, three = read_prompts(file, output_len=3, chat=True, needs_answers=True).sessions
     assert (one.key, one.turns[0].output_len, text(one)) == ("1", 7, "p")
     assert (two.key, two.turns[0].output_len) == ("m", 3)
     assert [message["role"] for message in two.turns[0].messages] == ["system", "user"]
@@ -122,6 +124,20 @@ def test_every_wrong_line_of_a_file_is_named(tmp_path: Path) -> None:
     assert [f"line {number}:" in str(told.value) for number in range(1, 11)] == [True] * 10
     assert "two lines have the id 'twice'" in str(told.value) and "line 11" not in str(told.value)
     assert read_prompts(write(tmp_path, {"turns": [{"user": "a"}, {"user": "b"}]}), output_len=1, chat=True)
+
+
+def test_names_of_requests_do_not_meet(tmp_path: Path) -> None:
+    file = write(tmp_path, {"id": "a", "turns": [{"user": "x"}, {"user": "y"}]}, {"id": "a/0", "prompt": "z"})
+    with pytest.raises(PromptError, match="two requests would be called 'a/0'"):
+        read_prompts(file, output_len=None, chat=True)
+
+
+def test_a_file_is_told_by_what_was_read(tmp_path: Path) -> None:
+    file = write(tmp_path, *({"prompt": f"p{n}"} for n in range(20_000)))
+    start_s = time.process_time()
+    read = read_prompts(file, output_len=None, chat=True)
+    assert time.process_time() - start_s < 5, "names are counted, not searched for"
+    assert read.sha256 == hashlib.sha256(file.read_bytes()).hexdigest() and len(read.sessions) == 20_000
 
 
 def test_a_chat_needs_a_chat_endpoint_and_a_file_must_be_there(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from flashstep.bench.load.client import Answered, Call
+from flashstep.bench.load.client import AWAY_AFTER, Answered, Call
+from flashstep.bench.load.floor import LagWatch
 from flashstep.bench.load.lengths import CANDIDATES, Words
 from flashstep.bench.load.replay import Plan, Position, Record, Replay, join
 from flashstep.bench.load.sessions import Agent, Session, Turn
@@ -219,8 +220,25 @@ async def test_a_failed_answer_does_not_end_a_conversation() -> None:
 
 async def test_a_server_that_is_gone_ends_the_replay() -> None:
     sender = Sender(status=0, fault="unreachable", error="refused")
+    records, replay = await replayed([session("a", AWAY_AFTER + 3), session("b", 3)], sender)
+    assert keys(records) == [f"a/{n}" for n in range(AWAY_AFTER)] and replay.is_lost
+
+
+async def test_a_request_that_did_not_reach_the_server_does_not_end_the_replay() -> None:
+    sender = Sender(status=0, fault="unreachable", error="refused")
     records, replay = await replayed([session("a", 3), session("b", 3)], sender)
-    assert keys(records) == ["a/0"] and replay.is_lost
+    assert len(records) == 6 and not replay.is_lost
+
+
+async def test_a_long_prompt_in_the_making_holds_up_nobody() -> None:
+    """160,000 tokens, no two blocks alike: the loop is free meanwhile (a thread takes turns with it)."""
+    blocks = tuple(range(20_000))
+    turn = Turn(at_s=0.0, service_s=0.0, input_tokens=64 * len(blocks), output_tokens=5, blocks=blocks)
+    async with LagWatch() as watch:
+        start_s = time.perf_counter()
+        await replayed([Session(session="long", turns=(turn,))], Sender(service_s=0.0))
+        made_s = time.perf_counter() - start_s
+    assert 1e-3 * watch.lag().max_ms < made_s / 3
 
 
 async def test_what_is_under_way_after_the_grace_time_is_interrupted_and_kept() -> None:

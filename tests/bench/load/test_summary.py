@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashstep.bench.load import summary as module
 from flashstep.bench.load.client import Answered, Chunk
-from flashstep.bench.load.drive import Record
-from flashstep.bench.load.metrics_page import Counted
-from flashstep.bench.load.summary import PERCENTILES, GapTally, Summary, summarize
+from flashstep.bench.load.summary import PERCENTILES, Asked, GapTally, Summary, summarize
 
 
 def record(
@@ -20,7 +19,7 @@ def record(
     tokens: int | None = 11,
     wished_output: int | None = None,
     **fields: Any,
-) -> Record:
+) -> Asked:
     """A request of ``tokens`` content chunks of one token, the first ``ttft_s`` after it was sent, ``itl_s`` apart."""
     chunks = tuple(Chunk(sent_s + ttft_s + n * itl_s, 1, True, 9) for n in range(tokens or 11))
     told = {
@@ -34,22 +33,14 @@ def record(
         "status": 200,
     }
     answered = Answered(key=key, sent_s=sent_s, **(told | fields))
-    return Record(
-        stream="run",
-        session=key,
-        turn=0,
-        due_s=sent_s,
-        wished_prompt=fields.get("prompt_tokens"),
-        wished_output=wished_output,
-        answered=answered,
-    )
+    return Asked(key, answered, fields.get("prompt_tokens"), wished_output)
 
 
-def summary(*records: Record, **slos_ms: float) -> Summary:
+def summary(*records: Asked, **slos_ms: float) -> Summary:
     tally = GapTally()
     for each in records:
         tally.add(each.answered)
-    return summarize(records, gaps=tally.gaps(), slos_ms=slos_ms, counted=Counted())
+    return summarize(records, gaps=tally.gaps(), slos_ms=slos_ms)
 
 
 def test_one_request_has_the_definitions_of_e15_to_e17() -> None:
@@ -147,3 +138,46 @@ def test_gaps_are_of_chunks_and_of_tokens() -> None:
 def test_nothing_at_all_is_a_summary_too() -> None:
     found = summary(record("a", fault="unreachable", error="refused"), ttft=1.0)
     assert (found.requests, found.succeeded, found.window_s, found.metrics) == (1, 0, None, {})
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 6, 10])
+def test_answers_that_came_as_one_chunk_have_no_time_per_token(at_once: int) -> None:
+    """From all to few of them: nothing divides by 0, a limit on it makes no goodput, and it is said."""
+    together = [record(f"a{n}", last_s=0.1) for n in range(at_once)]
+    found = summary(*together, *(record(f"b{n}") for n in range(10 - at_once)), tpot=15)
+    assert (
+        found.samples.columns["itl_ms"][:at_once]
+        == found.samples.columns["tpot_ms"][:at_once]
+        == (None,) * at_once
+    )
+    assert ("p90_interactivity_tps" in found.metrics) == (at_once < 10) and "goodput" not in found.metrics
+    assert f"{at_once} of 10 answers came as one chunk" in found.faults[0]
+
+
+def test_a_token_rate_is_of_all_answers_or_none() -> None:
+    assert "cached_input_tps" not in summary(record("a", cached_tokens=75), record("b")).metrics
+
+
+def test_figures_that_are_none_are_told() -> None:
+    assert (
+        "1 of 2 answers had figures that are none; the first: NaN"
+        in summary(record("a"), record("b", unread="NaN")).faults
+    )
+
+
+def test_a_run_is_valid_with_a_tenth_failed() -> None:
+    failed = [record(f"f{n}", fault="timeout") for n in range(2)]
+    assert summary(*(record(str(n)) for n in range(18)), *failed).is_valid
+    assert not summary(*(record(str(n)) for n in range(17)), *failed).is_valid and not summary().is_valid
+
+
+def test_gaps_of_a_long_run_are_thinned_evenly_and_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_GAPS", 1000)
+    rng, tally = np.random.default_rng(0), GapTally()
+    for n in range(50):
+        at_s = np.cumsum(rng.exponential(0.01, 101))
+        chunks = tuple(Chunk(float(each), 1, True, 9) for each in at_s)
+        tally.add(record(str(n), chunks=chunks).answered)
+    gaps = tally.gaps()
+    assert gaps.every == 8 and gaps.chunks is not None and 500 <= gaps.chunks.count <= 1000
+    assert gaps.chunks.mean == pytest.approx(10, rel=0.15)

@@ -117,3 +117,13 @@ def test_a_log_with_text_becomes_lengths_and_a_hash_chain(tmp_path: Path) -> Non
     assert next(iter(theoretical_hits(b, seen).values())).hit == same
     traces.write(tmp_path / "out", [a, b], form="jsonl")
     assert b"secret" not in (tmp_path / "out" / "sessions.jsonl").read_bytes()
+
+
+def test_names_of_conversations_do_not_meet(tmp_path: Path) -> None:
+    """A request's key begins with its conversation's name, and keys are unique in a ledger."""
+    turn = {"at_s": 0.0, "output_tokens": 1, "input_tokens": 1}
+    agent = {"name": "b", "at_s": 0.0, "ended_s": 1.0, "turns": [turn]}
+    lines = [{"session": "a", "turns": [turn], "agents": [agent]}, {"session": "a::sa:b", "turns": [turn]}]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(traces.TraceError, match="2 sessions are called 'a::sa:b'"):
+        traces.read(tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 from flashstep.bench.load.arrivals import Arrivals
 from flashstep.bench.load.bodies import Shape
 from flashstep.bench.load.lengths import UNCHECKED, Range, Words
-from flashstep.bench.load.prompts import RandomPrompts
+from flashstep.bench.load.prompts import RandomPrompts, read_prompts
 from flashstep.bench.load.workload import Workload
 
 WORDS = Words(UNCHECKED.words, overhead=4)
@@ -45,7 +45,8 @@ def test_probes_come_at_their_rate() -> None:
 def test_a_files_prompts_are_not_sent_before_the_run(tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     file.write_text("".join(f'{{"prompt": "p{number}"}}\n' for number in range(4)))
-    workload = Workload(source=file, shape=Shape(model="m"), num_prompts=3, num_warmups=2)
+    read = read_prompts(file, output_len=None, chat=True)
+    workload = Workload(source=read, shape=Shape(model="m"), num_prompts=3, num_warmups=2)
     assert [session.turns[0].messages[0]["content"] for _, session in workload.plan(None)] == [
         "p0",
         "p1",

@@ -56,6 +56,25 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         read("gsm9k")
 
 
+def test_a_file_of_another_form_says_which_is_wanted(tmp_path: Path) -> None:
+    lines = "".join(json.dumps(line) + "\n" for line in PUBLIC)
+    file = tmp_path / "set.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + lines.encode())  # as some editors begin UTF-8
+    assert [q.expected for q in read(str(file)).questions] == ["72", "3", "1,234"]
+    others = {
+        "it is UTF-16": lines.encode("utf-16"),
+        "it is a JSON array": json.dumps(PUBLIC).encode(),
+        "over several lines": json.dumps(PUBLIC[0], indent=1).encode(),
+        "line 1 is no UTF-8": '{"question": "caf\xe9"}'.encode("latin-1"),
+    }
+    for words, data in others.items():
+        file.write_bytes(data)
+        with pytest.raises(ValueError, match=words) as caught:
+            read(str(file))
+        assert '{"question": "...", "answer": "..."} on each line' in str(caught.value)
+        assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_sets_are_whole(name: str) -> None:
     found = read(name)

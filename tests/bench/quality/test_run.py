@@ -1,6 +1,8 @@
 """Runs of questions against scripted arms: what is kept, what is counted, what is asked again."""
 
 import json
+import resource
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -36,7 +38,7 @@ def right(question: Question) -> Reply:
     return Reply(text=f"it is {question.id}", finish_reason="stop", output_tokens=3)
 
 
-def session(tmp_path: Path, ask: Answering, *, resume: bool = False, false: str = "") -> Session:
+def session(tmp_path: Path, ask: Answering, *, resume: bool = False, false: tuple[str, ...] = ()) -> Session:
     of = Circumstances(origin=origin(), settings={"n": 1}, subject={}, seed=5, job="j", raw="answers.jsonl")
     kept = AnswerFile(tmp_path / "answers.jsonl", {"settings": {"n": 1}}, resume=resume)
     return Session(
@@ -120,16 +122,36 @@ def test_a_file_of_another_plan_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"
     with pytest.raises(ValueError, match="is there already: go on with it by --resume"):
         AnswerFile(file, {"settings": {"n": 1}}, resume=False)
-    with pytest.raises(ValueError, match=r"cannot go on: settings\.n was 1 and is 2"):
+    with pytest.raises(ValueError, match="cannot go on: --n: 1 then, 2 now"):
         AnswerFile(file, {"settings": {"n": 2}}, resume=True)
     file.write_text("{}\n")
     with pytest.raises(ValueError, match="holds no answers of eval"):
         AnswerFile(file, {}, resume=True)
 
 
+def test_going_on_needs_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such file of answers"):
+        AnswerFile(tmp_path / "nothing.jsonl", {}, resume=True)
+
+
+def test_a_full_disk_ends_the_file_and_not_the_run(tmp_path: Path) -> None:
+    one = session(tmp_path, replies(right))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+        (entry,), _ = run(one)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert entry.metrics == {"accuracy": 1.0} and len(entry.samples.keys) == 10
+    assert any("end early: File too large" in fault for fault in entry.faults)
+    assert all(json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines())
+
+
 def test_a_server_that_turns_synthetic_is_found_out(tmp_path: Path) -> None:
-    (entry,), _ = run(session(tmp_path, replies(right), false="synthetic acceptance"))
-    assert entry.synthetic_acceptance and not entry.complete
+    (entry,), _ = run(session(tmp_path, replies(right), false=("synthetic acceptance",)))
+    assert entry.falsified_by == ("synthetic acceptance",) and not entry.complete
     assert entry.faults == ("the answers are not the model's: synthetic acceptance",)
 
 

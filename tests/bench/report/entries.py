@@ -107,8 +107,7 @@ def stepped(chance: random.Random, kind: Kind, label: str, *, speed: float) -> E
                 "window": 0.91,
             }
         },
-        synthetic_acceptance=True,
-        routing="recorded",
+        falsified_by=("synthetic acceptance", "recorded routing", "filled cache"),
     )
 
 

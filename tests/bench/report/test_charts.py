@@ -1,5 +1,6 @@
 """Pictures: what is drawn, in whose colours, and that many values stay a small file."""
 
+import itertools
 import random
 import re
 
@@ -56,3 +57,22 @@ def test_ticks_of_a_wide_axis_are_few_and_inside() -> None:
         panel.log_range(low, high)
         ticks = panel.axes.xaxis.get_majorticklocs()
         assert len(ticks) <= 8 and all(low <= tick <= high for tick in ticks)
+
+
+def test_a_logarithmic_axis_says_so() -> None:
+    assert Panel("x", x="ms", x_scale="log").axes.get_xlabel() == "ms (log scale)"
+    assert Panel("x", x="ms").axes.get_xlabel() == "ms"
+
+
+def test_long_numbers_of_an_axis_do_not_meet() -> None:
+    for most in (9e288, 123_456_789.0, 98_765.0):
+        panel = Panel("x", x="ms")
+        panel.point(most, most, "A", Look(0))
+        panel.from_zero(most, most)
+        panel.picture("c")
+        panel.figure.canvas.draw()
+        low, high = panel.axes.get_xlim()
+        drawn = [label for label in panel.axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+        boxes = [label.get_window_extent() for label in drawn]
+        assert len(boxes) >= 2
+        assert all(one.x1 + 30 < other.x0 for one, other in itertools.pairwise(boxes))

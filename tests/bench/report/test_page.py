@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page
 
 from flashstep.bench.ledger import Entry, append
 from flashstep.bench.report.page import ToldClaim, ToldVerdict, read_claim, render
+from flashstep.bench.report.rows import figures, grouped
 from flashstep.bench.report.serving import pareto
 from flashstep.cli import main
 from tests.bench.report.entries import entry, ledger
@@ -225,3 +226,92 @@ def test_the_command_says_what_it_cannot_draw(tmp_path: Path, capsys: pytest.Cap
         assert told in capsys.readouterr().err
     with pytest.raises(ValueError, match="is no claim"):
         read_claim(tmp_path / "absent.json")
+
+
+def test_a_sweep_is_one_front_whatever_its_lengths_and_seeds() -> None:
+    def point(number: int) -> Entry:
+        shape = {"input_len": {"low": 50, "high": 50}, "seed": number}
+        load = {"max_concurrency": number, "num_prompts": 8 * number, "duration_s": None, "seed": number}
+        metrics = {"output_tps": 100.0 * number, "p90_interactivity_tps": 50.0 / number}
+        return entry("serve", "A", {"ttft_ms": [1.0]}, settings={"source": shape, **load}, metrics=metrics)
+
+    points = [point(number) for number in (1, 2, 4)]
+    assert list(grouped(points, swept=True)) == ["serve: input len 50"]
+    assert len(grouped(points)) == 3
+    other = msgspec.structs.replace(point(1), settings={"source": {"input_len": 60}, "seed": 1})
+    assert list(grouped([*points, other], swept=True)) == ["serve: input len 50", "serve: input len 60"]
+
+
+def test_what_differs_is_said_by_name() -> None:
+    common = {"a": 1, "b": 2, "c": 3, "d": 4}
+    found = [
+        entry("serve", "A", {"ttft_ms": [1.0]}, settings={**common, **more})
+        for more in ({"slos_ms": {"ttft": 200}}, {"slos_ms": {}}, {"slos_ms": {}, "think": True})
+    ]
+    assert list(grouped(found)) == [
+        "serve: slos ms ttft 200, think not given, a 1, b 2",
+        "serve: slos ms ttft not given, think not given, a 1, b 2",
+        "serve: think yes, slos ms ttft not given, a 1, b 2",
+    ]
+
+
+def test_what_is_not_an_arms_is_hollow_and_says_why(opened: Callable[..., Page], whole: str) -> None:
+    page = opened(whole, width=1280)
+    keys = page.evaluate(
+        "[...document.querySelectorAll('.legend li')].map(li => [li.innerText, li.querySelector('svg').style.fill])"
+    )
+    hollow = {words for words, fill in keys if fill == "none"}
+    assert hollow == {
+        "main (incomplete, with faults)",
+        "main (synthetic acceptance, recorded routing, filled cache)",
+        "early PDL triggers (synthetic acceptance, recorded routing, filled cache)",
+    }
+    assert {words for words, fill in keys if fill != "none"} == {"main", "early PDL triggers"}
+
+
+def test_a_text_that_turns_does_not_turn_its_neighbours(opened: Callable[..., Page]) -> None:
+    evil = "A\u202e\x00gpj.exe\u2066"
+    found = [
+        entry("probe", label, {"step_us": [1.0, 2.0]}, unit="step", job=evil, faults=(evil,))
+        for label in (evil, "\u0645\u0631\u062d\u0628\u0627")
+    ]
+    html = render(found, [], title=evil)
+    assert not set("\u202e\x00\u2066") & set(html) and "A\\u202e\\u0000gpj.exe\\u2066" in html
+    page = opened(html, width=390)
+    assert "\u2068\u0645\u0631\u062d\u0628\u0627\u2069" in page.inner_text("main")
+
+
+def test_entries_are_cards_on_a_phone_and_faults_come_first(opened: Callable[..., Page], whole: str) -> None:
+    page = opened(whole, width=390)
+    cards = page.evaluate(
+        "[...document.querySelectorAll('.cards')].map(e => [e.scrollWidth <= e.clientWidth, "
+        "getComputedStyle(e.querySelector('td'), '::before').content])"
+    )
+    assert cards == [[True, '"entry: "']]
+    first = page.evaluate("document.querySelector('.cards tbody tr').innerText")
+    assert "3 of 120 requests failed" in first or "synthetic acceptance" in first
+    wide = opened(whole, width=1280)
+    assert wide.evaluate("getComputedStyle(document.querySelector('.cards td')).display") == "table-cell"
+
+
+def test_very_many_entries_are_a_page_still() -> None:
+    many = [
+        entry("eval", "A", {"right": [1.0]}, metrics={"accuracy": 1.0}, round=number)
+        for number in range(3000)
+    ]
+    html = render(many, [], title="many")
+    assert "500 of 3,000 entries" in html and "The first 40 of 3,000 runs" in html
+    assert "(1,000 of 3,000 rows)" in html and len(html) < 3_000_000
+
+
+def test_units_are_not_said_twice() -> None:
+    one = entry("probe", "A", {"step_us": [1.0]}, metrics={"acceptance_length": 1.0, "step_us": 2.0})
+    assert figures(one) == ["step time 2 us", "tokens a step 1"]
+
+
+def test_a_long_name_does_not_push_figures_off_the_page(opened: Callable[..., Page]) -> None:
+    found = entry("probe", "L" * 400, {"step_us": [1.0, 2.0]}, unit="step", metrics={"step_us": 1.5})
+    page = opened(render([found], [], title="long"), width=1280)
+    assert page.evaluate("document.querySelector('.cards td.wide').getBoundingClientRect().left") < 800
+    # whole words are not broken: an identifier stays on one line
+    assert page.evaluate("document.querySelector('.cards td').getBoundingClientRect().width") > 90

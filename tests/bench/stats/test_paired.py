@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from flashstep.bench.stats.design import power
 from flashstep.bench.stats.paired import (
+    MOST_POINTS,
     Summary,
     discordant,
     exchange,
@@ -17,8 +17,10 @@ from flashstep.bench.stats.paired import (
     mean_difference,
     sign_flip,
     summary,
+    unequal_shares,
     welch,
 )
+from tests.bench.stats.power import power
 
 RUNS_A = [0.9067, 0.9030, 0.9075, 0.9030]  # of 1,319 questions, spec/serving.md E27
 RUNS_B = [0.8999, 0.8992, 0.9014, 0.9014]
@@ -154,6 +156,41 @@ def test_drawn_signs_and_drawn_runs_are_near_the_exact() -> None:
     assert not found.tested.exact and found.tested.p == pytest.approx(theirs.pvalue, abs=0.01)
     t = stats.ttest_ind(b, a).confidence_interval()
     assert (found.interval.low, found.interval.high) == pytest.approx((t.low, t.high), abs=0.1)
+
+
+def test_whole_numbers_without_end_are_drawn() -> None:
+    """A convolution is bounded work; what divides all values makes none."""
+    rng = np.random.default_rng(1)
+    large = rng.integers(-900, 901, 2000)
+    assert not sign_flip(large).exact and abs(large).sum() <= MOST_POINTS
+    assert sign_flip(large).p == pytest.approx(sign_flip(large, seed=1).p, abs=0.01)
+    small = rng.integers(-4, 5, 3000)
+    assert sign_flip(small).exact and sign_flip(100 * small).p == sign_flip(small).p
+    few = rng.integers(-6666, 6667, 300)
+    found = sign_flip(few)
+    spread = math.sqrt(float((few**2).sum()))
+    assert found.exact and found.p == pytest.approx(2 * stats.norm.sf(abs(few.sum()) / spread), abs=0.01)
+
+
+def test_what_is_no_finite_number_has_no_sign() -> None:
+    with pytest.raises(ValueError, match="no finite number"):
+        sign_flip([1.0, math.nan])
+
+
+def test_ties_are_ties_in_the_interval_too() -> None:
+    """0.1 + 0.2 is 0.3 to the test: the interval that it does not reject 0 in holds 0."""
+    a, b = [0.1, 0.2, 0.3, 0.3], [0.3, 0.3, 0.1, 0.2]
+    found = exchange(a, b)
+    assert found.tested.p == 1 and found.interval.low <= 0 <= found.interval.high
+    tied = exchange([0.3, 0.3], [0.1 + 0.2, 0.1 + 0.2])
+    assert (tied.interval.low, tied.interval.high) == (0, 0)
+
+
+def test_shares_that_chance_makes_unequal() -> None:
+    """Fisher's tea: 0 of 4 and 4 of 4."""
+    assert (
+        unequal_shares((0, 4), (4, 4)) == pytest.approx(2 / 70) and unequal_shares((1, 1000), (1, 1000)) == 1
+    )
 
 
 def test_runs_without_an_opposite_are_refused() -> None:

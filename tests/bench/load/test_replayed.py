@@ -1,13 +1,14 @@
-"""What records say: E15 to E20 on hand-made answers, and faults in sentences."""
+"""What a replay's records say: measured ones only, E15 to E20 on hand-made answers, prefix hits, ranks."""
 
 from typing import Any
 
 import pytest
 
 from flashstep.bench.load.client import Answered
+from flashstep.bench.load.floor import Floor
 from flashstep.bench.load.ranks import gap
 from flashstep.bench.load.replay import Record
-from flashstep.bench.load.scores import joined_samples, score
+from flashstep.bench.load.replayed import Measured, summary_of
 from flashstep.bench.metrics import METRICS
 
 
@@ -31,7 +32,7 @@ def record(key: str, *, rank: int = 0, phase: str = "measured", **answer: Any) -
 
 
 def test_latencies_are_those_of_the_definitions() -> None:
-    found = score([record("a"), record("b", last_s=1.1)])
+    found = summary_of([record("a"), record("b", last_s=1.1)])
     columns = found.samples.columns
     assert columns["ttft_ms"] == pytest.approx((100, 100))
     assert columns["itl_ms"] == pytest.approx((20, 100)), "(latency - TTFT) / (tokens - 1)"
@@ -40,18 +41,16 @@ def test_latencies_are_those_of_the_definitions() -> None:
 
 
 def test_the_published_p90_is_the_slow_tail_and_the_users_field_s_p90_the_fast_one() -> None:
-    found = score([record(str(n), last_s=0.1 + 0.01 * n) for n in range(1, 12)])
-    itl = found.spreads["itl_ms"]
-    assert found.metrics["p90_interactivity_tps"] == pytest.approx(1000 / itl.p90)
-    assert found.metrics["median_interactivity_tps"] == pytest.approx(1000 / itl.p50)
-    assert found.metrics["p90_interactivity_tps"] == pytest.approx(
-        found.spreads["interactivity_tps"].p10, rel=0.02
-    )
-    assert found.spreads["interactivity_tps"].p90 > 3 * found.metrics["p90_interactivity_tps"]
+    found = summary_of([record(str(n), last_s=0.1 + 0.01 * n) for n in range(1, 12)])
+    itl, user = found.spreads["itl_ms"], found.spreads["interactivity_tps"]
+    assert found.metrics["p90_interactivity_tps"] == pytest.approx(1000 / itl.at(90))
+    assert found.metrics["median_interactivity_tps"] == pytest.approx(1000 / itl.at(50))
+    assert found.metrics["p90_interactivity_tps"] == pytest.approx(user.at(10), rel=0.02)
+    assert user.at(90) > 3 * found.metrics["p90_interactivity_tps"]
 
 
 def test_throughput_is_by_class_from_the_first_begin_to_the_last_end() -> None:
-    found = score(
+    found = summary_of(
         [record("a"), record("b", sent_s=1.0, ended_s=2.0), record("c", phase="warm-up", ended_s=9.0)]
     ).metrics
     assert found["request_rate"] == 1 and found["output_tps"] == 11 and found["total_tps"] == 111
@@ -60,44 +59,44 @@ def test_throughput_is_by_class_from_the_first_begin_to_the_last_end() -> None:
 
 
 def test_only_whole_measured_answers_count_and_the_others_are_told() -> None:
-    found = score(
+    found = summary_of(
         [
             record("a"),
             record("b", phase="warm-up"),
             record("c", fault="cut off", error="the connection broke"),
-            record("d", fault="cut off", error="again"),
+            record("w", phase="warm-up", fault="cut off", error="the connection broke"),
             record("e", output_tokens=4),
             record("f", output_tokens=None, cached_tokens=None),
         ]
     )
-    assert found.samples.keys == ("a", "e", "f") and (found.requests, found.failed) == (3, 2)
+    assert found.samples.keys == ("a", "e", "f") and (found.succeeded, found.failed) == (3, 1)
     assert found.samples.columns["itl_ms"][2] is None
-    assert found.faults == (
-        "2 requests: cut off; the first, c: the connection broke",
-        "1 answers came without a count of their tokens, so they have no ITL",
-        "1 answers had another length than the recorded one; the first, e: 4 tokens, not 11",
+    assert not {"output_tps", "total_tps", "cached_input_tps", "prefix_hit"} & found.metrics.keys(), (
+        "one told nothing"
     )
-
-
-def test_answers_of_one_token_or_one_chunk_have_no_itl() -> None:
-    found = score([record("a", output_tokens=1), record("b", last_s=0.1)])
-    assert found.samples.columns["itl_ms"] == (None, None)
-    assert "p90_interactivity_tps" not in found.metrics and "itl_ms" not in found.spreads
+    assert [fault.split(":")[0] for fault in found.faults] == [
+        "1 of 4 requests failed",
+        "1 of 3 answers came without a count of tokens",
+        "1 of 2 answers have other lengths than wished, by 7 tokens at most",
+        "1 requests of the warm-up failed",
+    ]
 
 
 def test_nothing_answered_is_no_error() -> None:
-    found = score([])
+    found = summary_of([])
     assert found.metrics == {} and found.samples.keys == ()
 
 
 def test_ranks_have_keys_of_their_own() -> None:
     both = [record("a", rank=0), record("a", rank=1)]
-    parts = [score(both, names=[f"{mode}/0", f"{mode}/1"]).samples for mode in ("mirror", "lag")]
-    assert joined_samples(parts).keys == ("mirror/0/a", "mirror/1/a", "lag/0/a", "lag/1/a")
+    of = {mode: summary_of(both, names=[f"{mode}/0", f"{mode}/1"]) for mode in ("mirror", "lag")}
+    floor = Floor(ttft_bias_ms=0, delay_ms=0, delay_p99_ms=0, chunk_us=1, chunks_a_second=1)
+    measured = Measured(subject={}, words="", job="", num_ranks=2, floor=floor, summaries=of)
+    assert measured.samples().keys == ("mirror/0/a", "mirror/1/a", "lag/0/a", "lag/1/a")
 
 
 def test_metrics_have_names_of_the_table() -> None:
-    assert set(score([record("a")]).metrics) <= set(METRICS)
+    assert set(summary_of([record("a")]).metrics) <= set(METRICS)
 
 
 def test_the_gap_is_the_share_that_lagging_costs() -> None:
