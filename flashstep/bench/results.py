@@ -95,17 +95,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         seed: int,
         falsified_by: tuple[str, ...] = (),
     ) -> Entry:
-        """For the ledger: a sample for each timed run of each case. The metric of several cases is the mean of their medians."""
-        samples = {
-            f"{case.case} #{number}": us for case in self.cases for number, us in enumerate(case.samples_us)
-        }
+        """For the ledger: a sample for each timed run. One case has a step time; several have a column each, and no whole."""
         plain = [msgspec.to_builtins(case) for case in self.cases]
         return Entry(
             kind="forward",
             origin=self.origin,
             settings=settings,
             subject={"model": self.model, "layout": self.layout} | subject,
-            samples=Samples(unit="replay", keys=tuple(samples), columns={"step_us": tuple(samples.values())}),
+            samples=self._samples(),
             metrics=self._metrics(),
             seed=seed,
             detail={
@@ -122,13 +119,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             falsified_by=falsified_by,
         )
 
-    def _metrics(self) -> dict[str, float]:
-        """Means over the cases, of their medians and of the balancedness of their experts' loads."""
-        values = {
-            "step_us": [case.us for case in self.cases],
-            "balancedness": [case.balancedness for case in self.cases if case.balancedness is not None],
+    def _samples(self) -> Samples:
+        runs = max((len(case.samples_us) for case in self.cases), default=0)
+        columns = {
+            "step_us" if len(self.cases) == 1 else f"step_us {number} {case.case}": (
+                case.samples_us + (None,) * (runs - len(case.samples_us))
+            )
+            for number, case in enumerate(self.cases)
         }
-        return {name: statistics.fmean(found) for name, found in values.items() if found}
+        return Samples(unit="replay", keys=tuple(map(str, range(runs))), columns=columns)
+
+    def _metrics(self) -> dict[str, float]:
+        if len(self.cases) != 1:  # steps of different shapes have no mean that says anything
+            return {}
+        (case,) = self.cases
+        return {"step_us": case.us} | (
+            {} if case.balancedness is None else {"balancedness": case.balancedness}
+        )
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
