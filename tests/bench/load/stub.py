@@ -97,7 +97,7 @@ class Server:
                 if behave != "cut":
                     writer.write(b"0\r\n\r\n")
                     await writer.drain()
-                return behave == "no end"
+                return behave != "cut"  # its body is whole, so the connection is good for more
             choice = {"index": 0, "finish_reason": "length" if place == tokens - 1 else None}
             said = {"delta": {"content": f" w{place}"}} if chat else {"text": f" w{place}"}
             piece(writer, json.dumps({"choices": [choice | said]}))
