@@ -120,14 +120,19 @@ def check_alpha(alpha: float) -> None:
 
 
 @contextlib.contextmanager
-def held(file: Path) -> Generator[None]:
-    """The plan for this process alone; ``ValueError`` where another one runs its experiment. The lock ends with the process."""
+def held(file: Path) -> Generator[int]:
+    """The plan for this process and the runs that get the lock (a descriptor); ``ValueError`` where another experiment has it.
+
+    It ends with the last of them: a run that outlives a killed compare is never measured beside.
+    """
     with file.open("rb") as plan:
         try:
             fcntl.flock(plan, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another flashstep bench compare is running the experiment of {file}") from None
-        yield
+            raise ValueError(
+                f"another flashstep bench compare, or a run that one left behind, is at the experiment of {file}"
+            ) from None
+        yield plan.fileno()
 
 
 def state(plan: Plan, ledger: Path) -> Stated:
@@ -222,7 +227,7 @@ class Run(NamedTuple):
 
     @property
     def words(self) -> str:
-        return f"round {self.round}, arm {self.arm}: {shlex.join(self.argv)}"
+        return f"round {self.round}, arm {self.arm}: {shlex.join(without_secret_flags(self.argv))}"
 
 
 class RunFailed(ValueError):
@@ -251,13 +256,13 @@ def _kept(stated: Stated, ledger: Path) -> list[Entry]:
 
 
 def run_all(
-    stated: Stated, ledger: Path, *, said: Callable[[Run, str], None], done: Callable[[Run], None]
+    stated: Stated, ledger: Path, *, lock: int, said: Callable[[Run, str], None], done: Callable[[Run], None]
 ) -> Iterator[Run]:
     """Run what is due, one after the other, and give each as it begins.
 
     ``said`` is told the last line that a run wrote to its stderr, some times a second; ``done`` when it has kept its entry.
-    ``RunFailed`` ends it; ``KeyboardInterrupt`` is passed on to the run, which keeps what it has, and raised again. The plan must
-    be ``held``.
+    ``RunFailed`` ends it; ``KeyboardInterrupt`` is passed on to the run, which keeps what it has, and raised again. ``lock`` is
+    what ``held`` gave.
     """
     if read_plan(stated.file).digest != stated.digest:
         raise ValueError(f"{stated.file} was changed since it was read")
@@ -266,7 +271,7 @@ def run_all(
         before = len(_kept(stated, ledger))
         with tempfile.TemporaryDirectory(prefix="flashstep-arm-") as folder:
             told = Told(Path(folder) / "stdout", Path(folder) / "stderr")
-            code = _finish(run, told, said)
+            code = _finish(run, told, said, lock=lock)
             new = [
                 entry
                 for entry in _kept(stated, ledger)[before:]
@@ -284,11 +289,16 @@ class Told(NamedTuple):
     err: Path
 
 
-def _finish(run: Run, told: Told, said: Callable[[Run, str], None]) -> int:
+def _finish(run: Run, told: Told, said: Callable[[Run, str], None], *, lock: int) -> int:
     """The exit code of ``run``. It has a session of its own, so that only we decide what a Ctrl-C does to it."""
     with told.out.open("wb") as out, told.err.open("wb") as err:
         process = subprocess.Popen(
-            run.argv, stdout=out, stderr=err, stdin=subprocess.DEVNULL, start_new_session=True
+            run.argv,
+            stdout=out,
+            stderr=err,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=(lock,),
         )
     try:
         while True:

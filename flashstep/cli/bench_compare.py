@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from flashstep.bench.origin import without_secret_flags
 from flashstep.cli.extras import require_bench
 from flashstep.cli.terminal import NOTES, OUT, note, require_outputs
 
@@ -69,7 +70,8 @@ class BenchCompare:
     """the same as PNG"""
 
     def run(self) -> int:
-        require_outputs({"--json": self.json, "--svg": self.svg, "--png": self.png, "--ledger": self.ledger})
+        outputs = {"--json": self.json, "--svg": self.svg, "--png": self.png, "--ledger": self.ledger}
+        require_outputs(outputs, inputs=self._inputs())
         drawn = self.svg is not None or self.png is not None
         require_bench("scipy", "numpy", *(["matplotlib"] if drawn else []))
         for flag, file, suffix in (("--svg", self.svg, ".svg"), ("--png", self.png, ".png")):
@@ -83,6 +85,20 @@ class BenchCompare:
                 "one arm is a ledger and the other a command: run both in turns, or read both from ledgers"
             )
         return self._read() if read[0] else self._run()
+
+    def _inputs(self) -> dict[str, Path | None]:
+        """Ledgers and plans: what a claim lives by, and no output may take the place of."""
+        from flashstep.bench.arms import is_ledger, ledger_and_label
+        from flashstep.bench.experiment import plan_beside
+
+        found = {"--plan": self.plan}
+        if self.ledger is not None:
+            found["the plan beside --ledger"] = plan_beside(self.ledger)
+        for name, arm in (("A", self.a), ("B", self.b), ("--control", self.control)):
+            if arm and is_ledger(arm):
+                ledger = ledger_and_label(arm)[0]
+                found |= {f"the ledger of {name}": ledger, f"the plan of {name}": plan_beside(ledger)}
+        return found
 
     def _read(self) -> int:
         """Both arms from ledgers."""
@@ -109,12 +125,18 @@ class BenchCompare:
         plan, ledger = self._planned()
         stated = state(plan, ledger)
         note(f"plan: {stated.file}, SHA-256 {stated.digest}")
+        for label, command in plan.arms.items():
+            if without_secret_flags([command]) != [command]:
+                note(
+                    f"arm {label} holds what may be a secret, and so does the plan, which has commands whole: keep it to "
+                    "yourself, or use --api-key-file"
+                )
         if self.plan_only:
             for run in due(stated, ledger):
                 OUT.print(shlex.join(run.argv))
             return 0
-        with held(stated.file):
-            interrupted = self._run_all(stated, ledger)
+        with held(stated.file) as lock:
+            interrupted = self._run_all(stated, ledger, lock=lock)
         kept = [entry for entry in read(ledger) if entry.plan == stated.digest] if ledger.exists() else []
         by_arm = [[entry for entry in kept if entry.label == label] for label in plan.arms]
         code = self._claim(arms_of(*by_arm), stated) if all(by_arm) else REFUSED
@@ -169,7 +191,7 @@ class BenchCompare:
         plan = Plan(date=now(), metric=self.metric, alpha=alpha, margin=self.margin, rounds=rounds, arms=arms)
         return plan, self.ledger
 
-    def _run_all(self, stated: "Stated", ledger: Path) -> bool:
+    def _run_all(self, stated: "Stated", ledger: Path, *, lock: int) -> bool:
         """Whether a Ctrl-C ended it (or a SIGTERM or SIGHUP, which would leave the run without us)."""
         from flashstep.bench.experiment import due, run_all
 
@@ -192,6 +214,7 @@ class BenchCompare:
                 for run in run_all(
                     stated,
                     ledger,
+                    lock=lock,
                     said=lambda _, line: bar.update(task, said=line[:60]),
                     done=lambda _: bar.update(task, advance=1, said=""),
                 ):

@@ -23,6 +23,7 @@ from flashstep.bench.stats.design import order
 from flashstep.cli import main
 from tests.bench.entries import run
 from tests.bench.experiments import plan
+from tests.e2e.serving import await_that
 
 ROOT = Path(__file__).parents[2]
 ARM = f"{sys.executable} -m tests.bench.arm"
@@ -132,8 +133,8 @@ def test_one_experiment_runs_once_at_a_time(tmp_path: Path, compare: Compare) ->
             time.sleep(0.05)
         second = compare(*command, expect=2)
         assert (
-            f"another flashstep bench compare is running the experiment of {plan_beside(ledger)}"
-            in second.stderr
+            "another flashstep bench compare, or a run that one left behind, is at the experiment of "
+            f"{plan_beside(ledger)}" in second.stderr
         )
         stands = plan_beside(ledger).read_bytes()
         other = compare(*command, "--rounds", "8", expect=2)
@@ -150,6 +151,42 @@ def test_a_command_that_keeps_nothing(tmp_path: Path, compare: Compare) -> None:
         f"{ARM} 1", f"{ARM} 1 --silent", "--metric", "output_tps", "--ledger", tmp_path / "x.jsonl", expect=2
     )
     assert "it ended well and kept no entry; is it a flashstep bench or eval command?" in done.stderr
+
+
+def test_a_run_that_outlives_its_compare_is_not_measured_beside(tmp_path: Path, compare: Compare) -> None:
+    """SIGKILL of compare leaves the arm, which has the lock too: the same command again is refused until it has ended."""
+    ledger, began = tmp_path / "x.jsonl", tmp_path / "began"
+    words = [
+        *(f"{ARM} 100 --wait 10 --began {began}", f"{ARM} 107"),
+        *("--metric", "output_tps", "--ledger", str(ledger)),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flashstep", "bench", "compare", *words], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    await_that(began.exists)
+    process.kill()
+    process.wait()
+    assert "a run that one left behind" in compare(*words, expect=2).stderr
+    await_that(lambda: ledger.exists() and bool(read(ledger)))
+    assert [(e.round, e.label) for e in read(ledger)] == [(0, "A")]
+
+
+def test_no_output_takes_the_place_of_the_plan(tmp_path: Path, compare: Compare) -> None:
+    ledger = tmp_path / "x.jsonl"
+    arms = [f"{ARM} 100", f"{ARM} 107", "--metric", "output_tps"]
+    told = compare(*arms, "--ledger", ledger, "--json", plan_beside(ledger), expect=2).stderr
+    assert "the plan beside --ledger is, too" in told and not ledger.exists()
+    compare(*arms, "--ledger", ledger)
+    planned = plan_beside(ledger).read_bytes()
+    read_again = [f"{ledger}:A", f"{ledger}:B", "--json", plan_beside(ledger)]
+    assert "the plan of A is, too" in compare(*read_again, expect=2).stderr
+    assert plan_beside(ledger).read_bytes() == planned
+
+
+def test_a_secret_in_an_arm_is_told_and_not_shown(tmp_path: Path, compare: Compare) -> None:
+    arm = "flashstep bench serve --url http://127.0.0.1:1 --api-key hush"
+    told = compare(arm, arm, "--metric", "ttft_ms", "--ledger", tmp_path / "x.jsonl", "--plan-only").stderr
+    assert "arm A holds what may be a secret" in told and "hush" not in told
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
