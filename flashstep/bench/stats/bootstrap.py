@@ -5,6 +5,7 @@ claims stand on exact tests, and this is shown beside them.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -28,21 +29,8 @@ def of_differences(
     values = np.asarray(differences, float)
     if len(values) < 3 or np.ptp(values) == 0:
         return None
-    found = stats.bootstrap(
-        (values,),
-        np.mean,
-        n_resamples=resamples,
-        confidence_level=confidence,
-        method="BCa",
-        batch=BATCH,
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return Interval(
-        low=float(found.low),
-        high=float(found.high),
-        confidence=confidence,
-        words=f"BCa over {len(values):,} {unit}s",
-    )
+    words = f"BCa over {len(values):,} {unit}s"
+    return _bca((values,), np.mean, words, confidence=confidence, resamples=resamples, seed=seed)
 
 
 def of_runs(
@@ -56,21 +44,35 @@ def of_runs(
     """BCa interval of mean(b) - mean(a), resampling each arm's runs. None where runs are fewer than three or all alike."""
     if min(len(a), len(b)) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
-    found = stats.bootstrap(
+    return _bca(
         (np.asarray(b, float), np.asarray(a, float)),
         lambda x, y, axis: np.mean(x, axis=axis) - np.mean(y, axis=axis),
+        f"BCa over {len(a)} and {len(b)} runs",
+        confidence=confidence,
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def _bca(
+    samples: tuple[np.ndarray, ...],
+    statistic: Callable[..., Any],
+    words: str,
+    *,
+    confidence: float,
+    resamples: int,
+    seed: int,
+) -> Interval:
+    found = stats.bootstrap(
+        samples,
+        statistic,
         n_resamples=resamples,
         confidence_level=confidence,
         method="BCa",
         batch=BATCH,
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return Interval(
-        low=float(found.low),
-        high=float(found.high),
-        confidence=confidence,
-        words=f"BCa over {len(a)} and {len(b)} runs",
-    )
+    return Interval(low=float(found.low), high=float(found.high), confidence=confidence, words=words)
 
 
 def of_rounds_and_samples(
