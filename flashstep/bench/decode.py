@@ -103,13 +103,8 @@ class DecodeReport(msgspec.Struct, frozen=True, kw_only=True):
             origin=self.origin,
             settings=self.settings,
             subject=self.subject,
-            samples=Samples(
-                unit="step",
-                keys=tuple(map(str, range(len(self.steps)))),
-                columns={
-                    "step_us": tuple(step.us for step in self.steps),
-                    "tokens": tuple(float(sum(step.tokens)) for step in self.steps),
-                },
+            samples=Samples.of_steps(
+                (step.us for step in self.steps), (sum(step.tokens) for step in self.steps)
             ),
             metrics=metrics,
             seed=self.seed,

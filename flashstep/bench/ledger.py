@@ -52,6 +52,15 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
         if wrong:
             raise ValueError(f"{len(self.keys)} keys, but other numbers of values in {', '.join(wrong)}")
 
+    @classmethod
+    def of_steps(cls, us: Iterable[float], tokens: Iterable[float | None]) -> "Samples":
+        """Steps in a row, numbered from 0: the time of each and the tokens it brought."""
+        columns = {
+            "step_us": tuple(us),
+            "tokens": tuple(None if count is None else float(count) for count in tokens),
+        }
+        return cls(unit="step", keys=tuple(map(str, range(len(columns["step_us"])))), columns=columns)
+
     def column(self, name: str) -> dict[str, float]:
         """The values of one column by key, without those that are None."""
         values = self.columns.get(name, ())

@@ -19,12 +19,11 @@ from flashstep.cli.eval import Eval
 from flashstep.cli.generate import Generate
 from flashstep.cli.kernels import Kernels
 from flashstep.cli.serve import Serve
-from flashstep.cli.terminal import OUT
+from flashstep.cli.terminal import INTERRUPTED, OUT
 from flashstep.cli.vllm import about, own_arguments
 from flashstep.config.env import limit_spinning
 
 USAGE_ERROR = 2
-INTERRUPTED = 130
 
 Command = (
     Annotated[Serve, tyro.conf.subcommand("serve")]

@@ -8,9 +8,9 @@ import msgspec
 import tyro
 from rich.table import Table
 
-from flashstep.cli.bench_forward import INTERRUPTED
+from flashstep.cli.flags import too_small
 from flashstep.cli.recording import Recording
-from flashstep.cli.terminal import OUT, note
+from flashstep.cli.terminal import INTERRUPTED, OUT, note
 
 if TYPE_CHECKING:
     from flashstep.bench.chain import Measured
@@ -42,8 +42,7 @@ class BenchChain:
 
     def run(self) -> int:
         wrong = [f"--tokens holds {count}; it must be at least 1" for count in self.tokens if count < 1]
-        if self.replays < 1:
-            wrong.append(f"--replays is {self.replays}; it must be at least 1")
+        wrong += too_small(self, {"replays": 1})
         if not self.tokens:
             wrong.append("--tokens is empty; give at least one number of rows")
         from flashstep.bench.chain import SHAPES, Shape, measure

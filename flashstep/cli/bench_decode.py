@@ -6,28 +6,16 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from flashstep.cli.bench_forward import INTERRUPTED, engine_config
+from flashstep.cli.bench_forward import SIZED, engine_config
+from flashstep.cli.flags import too_small
 from flashstep.cli.recording import EngineFlags, Recording
-from flashstep.cli.terminal import OUT, note, warn_of_falsified
+from flashstep.cli.terminal import INTERRUPTED, OUT, note, warn_of_falsified
 from flashstep.config.engine_options import EngineOptions
 from flashstep.config.presets import released
 
 if TYPE_CHECKING:
     from flashstep.bench.decode import DecodeReport
     from flashstep.bench.offline import Balance
-
-DECIDED = frozenset(
-    {
-        "--max-num-seqs",
-        "--max-num-batched-tokens",
-        "--max-model-len",
-        "--kv-cache-memory-bytes",
-        "--gpu-memory-utilization",
-        "--num-gpu-blocks-override",
-        "--enable-prefix-caching",
-        "--fill-cache",
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +43,13 @@ class BenchDecode:
 
     def run(self) -> int:
         least = {"context": 1, "batch_size": 1, "steps": 1, "warm_up": 0, "temperature": 0}
-        wrong = [
-            f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {at_least}"
-            for name, at_least in least.items()
-            if not getattr(self, name) >= at_least
-        ]
+        wrong = too_small(self, least)
         if self.released and self.model is not None:
             wrong.append("give --model or --released, not both")
         wrong += self.recording.problems({"--output-json": self.output_json})
         if wrong:
             raise ValueError("; ".join(wrong))
-        config = engine_config(self.options, self.model, is_released=self.released, decided=DECIDED)
+        config = engine_config(self.options, self.model, is_released=self.released, decided=SIZED)
         warn_of_falsified(config.falsifies)
         if config.routing == "real":
             note(

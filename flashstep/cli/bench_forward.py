@@ -9,17 +9,17 @@ from rich.table import Table
 
 from flashstep.bench.results import Measured, Report
 from flashstep.cli.extras import require_bench
+from flashstep.cli.flags import too_small
 from flashstep.cli.model import resolve
 from flashstep.cli.outputs import write
 from flashstep.cli.recording import EngineFlags, Recording, told_options
-from flashstep.cli.terminal import OUT, note
+from flashstep.cli.terminal import INTERRUPTED, OUT, note
 from flashstep.config.engine import EngineConfig
 from flashstep.config.engine_options import EngineOptions, changed_options
 from flashstep.config.presets import released
 
 RELEASED = Path("DeepSeek-V4.1-Flash")
-INTERRUPTED = 130
-DECIDED = frozenset(
+SIZED = frozenset(  # by what is measured: how many requests of which length, in which memory
     {
         "--max-num-seqs",
         "--max-num-batched-tokens",
@@ -28,12 +28,10 @@ DECIDED = frozenset(
         "--gpu-memory-utilization",
         "--num-gpu-blocks-override",
         "--enable-prefix-caching",
-        "--prefix-hit-policy",
-        "--enforce-eager",
         "--fill-cache",
-        "--fill-cache-std",
     }
 )
+DECIDED = SIZED | {"--prefix-hit-policy", "--enforce-eager", "--fill-cache-std"}
 
 
 def engine_config(
@@ -81,9 +79,7 @@ class BenchForward:
 
     def run(self) -> int:
         outputs = {"--json": self.json, "--trace": self.trace, "--svg": self.svg}
-        wrong = self.recording.problems(outputs)
-        if self.repeats < 1:
-            wrong.append(f"--repeats is {self.repeats}; it must be at least 1")
+        wrong = self.recording.problems(outputs) + too_small(self, {"repeats": 1})
         if self.released and self.model is not None:
             wrong.append("give --model or --released, not both")
         try:

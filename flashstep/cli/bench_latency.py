@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import tyro
 
 from flashstep.cli.bench_decode import tell_balance
-from flashstep.cli.bench_forward import INTERRUPTED, engine_config
+from flashstep.cli.bench_forward import engine_config
+from flashstep.cli.flags import too_small
 from flashstep.cli.outputs import write
 from flashstep.cli.recording import EngineFlags, Recording, told_options
-from flashstep.cli.terminal import OUT, note, warn_of_falsified
+from flashstep.cli.terminal import INTERRUPTED, OUT, note, warn_of_falsified
 from flashstep.config.engine_options import EngineOptions
 from flashstep.config.presets import released
 
@@ -91,11 +92,7 @@ class BenchLatency:
 
     def _problems(self) -> list[str]:
         least = {"input_len": 1, "output_len": 2, "batch_size": 1, "num_iters_warmup": 0, "num_iters": 1}
-        wrong = [
-            f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {at_least}"
-            for name, at_least in least.items()
-            if getattr(self, name) < at_least
-        ]
+        wrong = too_small(self, least)
         if not 0 <= self.temperature < math.inf:
             wrong.append(f"--temperature is {self.temperature}; it must be 0 or more")
         if self.released and self.model is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from flashstep.cli.flags import too_small
 from flashstep.cli.terminal import OUT, note
 
 if TYPE_CHECKING:
@@ -30,12 +31,7 @@ class BenchLoads:
     """first steps that are left out"""
 
     def run(self) -> int:
-        least = {"parts": 1, "window": 1, "skip": 0}
-        wrong = [
-            f"--{name} is {getattr(self, name)}; it must be at least {at_least}"
-            for name, at_least in least.items()
-            if getattr(self, name) < at_least
-        ]
+        wrong = too_small(self, {"parts": 1, "window": 1, "skip": 0})
         if not self.file.is_file():
             wrong.append(f"{self.file}: there is no such file")
         if wrong:

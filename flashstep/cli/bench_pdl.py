@@ -7,10 +7,9 @@ from pathlib import Path
 import tyro
 from rich.table import Table
 
+from flashstep.cli.flags import too_small
 from flashstep.cli.recording import Recording
-from flashstep.cli.terminal import OUT
-
-INTERRUPTED = 130
+from flashstep.cli.terminal import INTERRUPTED, OUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +23,7 @@ class BenchPdl:
     recording: tyro.conf.OmitArgPrefixes[Recording] = field(default_factory=Recording)
 
     def run(self) -> int:
-        wrong = self.recording.problems({"--json": self.json})
-        if self.rounds < 1:
-            wrong.append(f"--rounds is {self.rounds}; it must be at least 1")
+        wrong = self.recording.problems({"--json": self.json}) + too_small(self, {"rounds": 1})
         if wrong:
             raise ValueError("; ".join(wrong))
         from flashstep.bench.pdl import Measured, entry, measure, paired_difference

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from flashstep.cli.bench_forward import INTERRUPTED, engine_config
+from flashstep.cli.bench_forward import engine_config
 from flashstep.cli.extras import require_bench
 from flashstep.cli.recording import EngineFlags, Recording
-from flashstep.cli.terminal import OUT, note, warn_of_falsified
+from flashstep.cli.terminal import INTERRUPTED, OUT, note, warn_of_falsified
 from flashstep.config.engine_options import EngineOptions, changed_options
 from flashstep.config.presets import released
 

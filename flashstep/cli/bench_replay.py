@@ -13,6 +13,7 @@ from flashstep.bench.ledger import Entry
 from flashstep.bench.load.cards import falsified_by
 from flashstep.bench.origin import Origin, without_secrets
 from flashstep.cli.extras import require_bench
+from flashstep.cli.flags import too_small
 from flashstep.cli.load_progress import LoadProgress
 from flashstep.cli.load_run import Asking, Run, keep_run, run_load
 from flashstep.cli.load_tables import show_replay
@@ -131,9 +132,7 @@ class BenchReplay:
             yield "--rank-modes and --lag-s are for ranks: give --dp-urls or --dp-ranks, too"
 
     def _wrong_numbers(self) -> Iterator[str]:
-        for name, least in LEAST.items():
-            if not getattr(self, name) >= least:
-                yield f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {least}"
+        yield from too_small(self, LEAST)
         for name, value in (("duration-s", self.duration_s), ("timeout-s", self.timeout_s)):
             if value is not None and not value > 0:
                 yield f"--{name} is {value}; it must be above 0"

@@ -10,6 +10,7 @@ from flashstep.bench.load import traces
 from flashstep.bench.load.generate import Habits, generate, scaled
 from flashstep.bench.load.logs import block_hashed
 from flashstep.bench.load.sessions import Session
+from flashstep.cli.flags import too_small
 from flashstep.cli.terminal import OUT, note, require_outputs
 
 
@@ -70,8 +71,7 @@ class BenchTraces:
             wrong.append(f"{flags}: what is read with --read is not drawn; leave it out")
         if self.read is None and self.tokenizer is not None:
             wrong.append("--tokenizer is for real messages, which only a trace given with --read has")
-        if self.sessions < 1:
-            wrong.append(f"--sessions is {self.sessions}; it must be at least 1")
+        wrong += too_small(self, {"sessions": 1})
         if not 0 < self.scale <= 100:
             wrong.append(f"--scale is {self.scale}; it must be above 0 and at most 100")
         if self.most_turns is not None and self.most_turns < 2:

@@ -19,7 +19,7 @@ from flashstep.bench.ledger import Entry
 from flashstep.bench.origin import Origin, origin
 from flashstep.cli.outputs import output_problems
 from flashstep.cli.recording import Recording
-from flashstep.cli.terminal import OUT, note
+from flashstep.cli.terminal import INTERRUPTED, OUT, note
 from flashstep.config.objects import read_object
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from flashstep.bench.load.stopping import Stopping
 
 NOT_VALID = 1
-INTERRUPTED = 130
 EXAMPLE = '{"top_k": 1}'
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from flashstep.cli.outputs import output_problems
 from flashstep.request import Acceptance
 
+INTERRUPTED = 130  # exit code after Ctrl-C
 LEAST_TEXT = 12  # columns of a terminal that a column of text can do with
 PIPED = 100_000  # columns where nobody looks: tables are as wide as what stands in them
 
