@@ -8,8 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +49,24 @@ def compare(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         return done
 
     return run_it
+
+
+def words(a: str, b: str, *, ledger: Path) -> list[str]:
+    """Behind ``flashstep bench compare``."""
+    return [a, b, "--metric", "output_tps", "--ledger", str(ledger)]
+
+
+def comparing(command: Sequence[str], *, began: Path) -> subprocess.Popen[str]:
+    """``flashstep bench compare`` as a process, at the moment when the arm that tells so has begun."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flashstep", "bench", "compare", *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    await_that(began.exists)
+    return process
 
 
 def test_two_commands_become_a_claim(tmp_path: Path, compare: Compare) -> None:
@@ -113,24 +130,9 @@ def test_a_whole_run_is_not_repeated_for_its_exit_code(tmp_path: Path, compare: 
 
 def test_one_experiment_runs_once_at_a_time(tmp_path: Path, compare: Compare) -> None:
     ledger, began = tmp_path / "x.jsonl", tmp_path / "began"
-    command = [
-        f"{ARM} 100 --wait 30 --began {began}",
-        f"{ARM} 107",
-        "--metric",
-        "output_tps",
-        "--ledger",
-        str(ledger),
-    ]
-    first = subprocess.Popen(
-        [sys.executable, "-m", "flashstep", "bench", "compare", *command],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    command = words(f"{ARM} 100 --wait 30 --began {began}", f"{ARM} 107", ledger=ledger)
+    first = comparing(command, began=began)
     try:
-        deadline = time.monotonic() + 60
-        while not began.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
         second = compare(*command, expect=2)
         assert (
             "another flashstep bench compare, or a run that one left behind, is at the experiment of "
@@ -156,17 +158,11 @@ def test_a_command_that_keeps_nothing(tmp_path: Path, compare: Compare) -> None:
 def test_a_run_that_outlives_its_compare_is_not_measured_beside(tmp_path: Path, compare: Compare) -> None:
     """SIGKILL of compare leaves the arm, which has the lock too: the same command again is refused until it has ended."""
     ledger, began = tmp_path / "x.jsonl", tmp_path / "began"
-    words = [
-        *(f"{ARM} 100 --wait 10 --began {began}", f"{ARM} 107"),
-        *("--metric", "output_tps", "--ledger", str(ledger)),
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flashstep", "bench", "compare", *words], cwd=ROOT, stderr=subprocess.DEVNULL
-    )
-    await_that(began.exists)
+    command = words(f"{ARM} 100 --wait 10 --began {began}", f"{ARM} 107", ledger=ledger)
+    process = comparing(command, began=began)
     process.kill()
     process.wait()
-    assert "a run that one left behind" in compare(*words, expect=2).stderr
+    assert "a run that one left behind" in compare(*command, expect=2).stderr
     await_that(lambda: ledger.exists() and bool(read(ledger)))
     assert [(e.round, e.label) for e in read(ledger)] == [(0, "A")]
 
@@ -193,24 +189,8 @@ def test_a_secret_in_an_arm_is_told_and_not_shown(tmp_path: Path, compare: Compa
 def test_ctrl_c_keeps_what_ran(tmp_path: Path, number: signal.Signals, compare: Compare) -> None:
     """The run is told, keeps what it has, and is run again later; no process stays."""
     ledger, began = tmp_path / "x.jsonl", tmp_path / "began"
-    words = [
-        f"{ARM} 100",
-        f"{ARM} 107 --wait 30 --began {began}",
-        "--metric",
-        "output_tps",
-        "--ledger",
-        str(ledger),
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flashstep", "bench", "compare", *words],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not began.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    command = words(f"{ARM} 100", f"{ARM} 107 --wait 30 --began {began}", ledger=ledger)
+    process = comparing(command, began=began)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
@@ -219,7 +199,7 @@ def test_ctrl_c_keeps_what_ran(tmp_path: Path, number: signal.Signals, compare: 
     assert "the same command goes on from here" in err
     alive = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(ledger) not in alive
-    left = compare(*words, "--plan-only").stdout.splitlines()
+    left = compare(*command, "--plan-only").stdout.splitlines()
     assert len(left) == 11 and "--label B --round 0" in left[0], "what ended early is due again"
 
 
