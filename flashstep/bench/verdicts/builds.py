@@ -9,7 +9,7 @@ from flashstep.bench.arms import Arms
 from flashstep.bench.experiment import CONTROL
 from flashstep.bench.ledger import Entry
 from flashstep.bench.origin import Origin
-from flashstep.bench.verdicts.verdict import Verdict, distinct, listed, some
+from flashstep.bench.verdicts.verdict import Verdict, by_arm, differ, distinct, listed, some
 
 HERE = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
 
@@ -18,10 +18,10 @@ def of_builds(arms: Arms) -> Iterator[Verdict]:
     """All of it."""
     yield from _of_machines(arms)
     for name in ("python", "torch"):
-        found = {label: distinct(getattr(e.origin, name) for e in runs) for label, runs in arms.named.items()}
-        if len(distinct(chain(*found.values()))) > 1:
+        found = by_arm(arms, lambda entry, name=name: getattr(entry.origin, name))
+        if differ(found):
             yield Verdict(rule="libraries", stops="nothing", why=f"{name} is not the same: {listed(found)}")
-    revisions = {label: distinct(e.origin.revision for e in runs) for label, runs in arms.named.items()}
+    revisions = by_arm(arms, lambda entry: entry.origin.revision)
     for label, found in revisions.items():
         if len(found) > 1:
             yield Verdict(
@@ -41,10 +41,8 @@ def _of_machines(arms: Arms) -> Iterator[Verdict]:
         ("driver", "drivers"),
         ("gpus", "GPUs"),
     ):
-        found = {
-            label: distinct(_hardware(e.origin, name) for e in runs) for label, runs in arms.named.items()
-        }
-        if len(distinct(chain(*found.values()))) > 1:
+        found = by_arm(arms, lambda entry, name=name: _hardware(entry.origin, name))
+        if differ(found):
             yield Verdict(
                 rule="one machine",
                 stops="claim",
@@ -52,7 +50,7 @@ def _of_machines(arms: Arms) -> Iterator[Verdict]:
                 remedy="run both arms on one machine with nothing changed between them (E23)",
             )
     hosts = {label: hosts_of(runs) for label, runs in arms.named.items()}
-    if len(distinct(chain(*hosts.values()))) > 1:
+    if differ(hosts):
         yield Verdict(
             rule="one machine",
             stops="claim",
@@ -72,7 +70,7 @@ def hosts_of(runs: Iterable[Entry]) -> list[str]:
 
 
 def _of_subjects(arms: Arms, revisions: dict[str, list[Any]]) -> Iterator[Verdict]:
-    subjects = {label: distinct(_build(e) for e in runs) for label, runs in arms.named.items()}
+    subjects = by_arm(arms, _build)
     for label, found in subjects.items():
         if len(found) > 1:
             names = sorted(

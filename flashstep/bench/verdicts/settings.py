@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
 
 from flashstep.bench.arms import Arms
 from flashstep.bench.compare import rounds_in_common
 from flashstep.bench.ledger import unequal
 from flashstep.bench.measure import Measure
-from flashstep.bench.verdicts.verdict import Verdict, distinct, listed, some
+from flashstep.bench.verdicts.verdict import Verdict, by_arm, differ, distinct, listed, some
 
 UNFALSIFIED = {  # how to run without what makes texts wrong on purpose
     "synthetic acceptance": "with rejection_sample_method block or standard",
@@ -20,8 +19,8 @@ UNFALSIFIED = {  # how to run without what makes texts wrong on purpose
 
 def of_settings(arms: Arms, asked: Measure) -> Iterator[Verdict]:
     """Kind, settings, seeds, what makes texts wrong on purpose."""
-    kinds = {label: distinct(e.kind for e in runs) for label, runs in arms.named.items()}
-    if len(distinct(chain(*kinds.values()))) > 1:
+    kinds = by_arm(arms, lambda entry: entry.kind)
+    if differ(kinds):
         yield Verdict(
             rule="one kind",
             stops="claim",
@@ -46,13 +45,13 @@ def _of_seeds(arms: Arms) -> Iterator[Verdict]:
         rounds = rounds_in_common(arms.a, runs)
         if rounds:
             seeds = [{e.round: e.seed for e in arm} for arm in (arms.a, runs)]
-            differ = [r for r in rounds if seeds[0][r] != seeds[1][r]]
+            other = [r for r in rounds if seeds[0][r] != seeds[1][r]]
         else:
             counts = [Counter(e.seed for e in arm) for arm in (arms.a, runs)]
             sets = counts if len(arms.a) == len(runs) else [set(count) for count in counts]
-            differ = [] if sets[0] == sets[1] else ["any"]
-        if differ:
-            where = f" in round {some(differ)}" if rounds else ""
+            other = [] if sets[0] == sets[1] else ["any"]
+        if other:
+            where = f" in round {some(other)}" if rounds else ""
             yield Verdict(
                 rule="equal seeds",
                 stops="claim",

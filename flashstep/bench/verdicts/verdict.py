@@ -1,9 +1,13 @@
 """What a rule says where it is broken, and lists in its sentences."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
+
+from flashstep.bench.arms import Arms
+from flashstep.bench.ledger import Entry
 
 SHOWN = 3  # of a list in a sentence
 
@@ -24,6 +28,16 @@ def distinct(values: Iterable[Any]) -> list[Any]:
         if value not in found:
             found.append(value)
     return found
+
+
+def by_arm(arms: Arms, of: Callable[[Entry], Any]) -> dict[str, list[Any]]:
+    """The different values of ``of`` in the runs of each arm."""
+    return {label: distinct(map(of, runs)) for label, runs in arms.named.items()}
+
+
+def differ(found: Mapping[str, list[Any]]) -> bool:
+    """Whether there is more than one value in all arms together."""
+    return len(distinct(chain(*found.values()))) > 1
 
 
 def some(values: Sequence[Any]) -> str:
